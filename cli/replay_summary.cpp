@@ -20,7 +20,8 @@
 namespace lockstep {
 namespace {
 
-// In a separate group, or with attention of equal rows.
+// True if a layer of the group stores hidden states: in its own group, or among attention layers
+// whose entries have the same size.
 bool keeps_hidden_states(const KVCacheGroupSpec& group) {
   for (std::size_t layer = 0; layer < group.layer_names.size(); ++layer)
     if (is_hidden_state(group.layer_spec(layer).kind)) return true;
@@ -41,6 +42,7 @@ Result<void> HiddenStateFolder::check(const LockstepConfig& config, bool has_bac
         "--hidden-states with several ranks: each would hold a part; give them to a run of one");
   if (!std::filesystem::is_directory(path_))
     return fail("--hidden-states {}: there is no such folder", path_);
+  // An output file that is never committed leaves nothing behind.
   const auto probe = OutputFile::create(std::filesystem::path(path_) / "probe");
   if (!probe) return fail("--hidden-states: {}", probe.error().message);
   return {};
@@ -60,6 +62,8 @@ Result<void> HiddenStateFolder::write(std::span<const HiddenStates> requests) {
 
 namespace {
 
+// Returns the release, the scheduling policy, the limits of a step and of a request, and every
+// option that differs from its default.
 std::string engine_text(const RunSpec& run) {
   const EngineConfig& engine = run.engine;
   std::string text = fmt::format("{}, {}, {} and {} a step, {} a request", engine.engine,
@@ -75,6 +79,8 @@ std::string engine_text(const RunSpec& run) {
   return text;
 }
 
+// "10 layers of full_attention, 8 x 128 bf16, blocks of 16 tokens": kv heads x head size. A state
+// has no entries per token, so its line has the cache mode instead.
 std::string group_text(const KVCacheGroupSpec& group) {
   const KVCacheSpec& spec = group.spec;
   const std::string layers = counted(static_cast<std::int64_t>(group.layer_names.size()), "layer");
@@ -91,7 +97,8 @@ std::string group_text(const KVCacheGroupSpec& group) {
                      counted(spec.block_size, "token"));
 }
 
-// The first few; their effects are counted at the end.
+// Returns the first planned faults, at most 20; the effects of all are counted at the end. Every
+// engine has the same plan.
 std::span<const PlannedFault> faults_in(const OpenReplay& prepared) {
   constexpr std::size_t kShown = 20;
   if (prepared.run.faults.empty()) return {};
@@ -99,7 +106,7 @@ std::span<const PlannedFault> faults_in(const OpenReplay& prepared) {
   return faults.first(std::min(faults.size(), kShown));
 }
 
-// In all engines together.
+// Returns how often faults of this kind took effect, in all engines together.
 std::int64_t num_effects(const OpenReplay& prepared, FaultKind kind) {
   std::int64_t times = 0;
   for (const SessionEngine& engine : prepared.session->engines())
@@ -107,7 +114,7 @@ std::int64_t num_effects(const OpenReplay& prepared, FaultKind kind) {
   return times;
 }
 
-// "tp 4, pp 2, cp 2"
+// "tp 4, pp 2, cp 2": the kinds of ranks of which there are several.
 std::string ranks_text(const BackendConfig& config) {
   std::string text;
   for (const auto& [name, size] : {std::pair{"tp", config.parallel.tp_size},
@@ -117,7 +124,8 @@ std::string ranks_text(const BackendConfig& config) {
   return text;
 }
 
-// The defaults of the release's server, and the options that were set.
+// Returns the options that the release's server sets by default, in one line, and each option that
+// the trace, the model or the command line set instead.
 std::string served_text(const OpenReplay& prepared) {
   std::string taken;
   std::string text;
@@ -186,11 +194,14 @@ std::optional<CountedHits> hits_of(const OpenReplay& prepared) {
 std::string unfilled_text(const OpenReplay& prepared) {
   const EngineConfig& engine = prepared.config.engine;
   if (!engine.enable_prefix_caching) return {};
+  // A hit is a multiple of this many tokens. max_model_len equal to one step is too short already:
+  // it includes at least one output token.
   std::int64_t step = engine.prefix_match_unit;
   if (step == 0) step = prepared.session->engines().front().decisions->scheduler_block_size();
   if (engine.max_model_len <= step)
     return unfilled_block_text(step, engine.max_model_len, "max_model_len");
   if (prepared.trace == nullptr) return {};
+  // A recording has no trace here; its prompts are not searched.
   std::int64_t longest = 0;
   for (const TraceRecord& record : prepared.trace->records)
     if (const auto* request = std::get_if<TraceRequest>(&record))
@@ -198,7 +209,8 @@ std::string unfilled_text(const OpenReplay& prepared) {
   return longest < step ? unfilled_block_text(step, longest, "the longest prompt") : std::string();
 }
 
-// What a backend was compared in.
+// Returns the rows about what was compared with the backend. A row is present only if its count can
+// be more than zero in this run.
 static std::string checked_text(const RunSummary& s) {
   std::string text;
   const auto row = [&text](std::string_view name, std::string figure, std::string_view more = {}) {
@@ -319,7 +331,8 @@ std::string missed_totals(const OpenReplay& prepared, const RunSummary& summary)
 
 namespace {
 
-// Every option of the run, and what follows from them.
+// Returns every option of the run by its name in files, and what follows from them. "mutants" is
+// left out: `mutant` has the name.
 nlohmann::ordered_json configuration_json(const OpenReplay& prepared) {
   nlohmann::ordered_json json;
   const RunSpec& run = prepared.run;
@@ -356,7 +369,7 @@ std::string summary_json(const ReplayOptions& options, const OpenReplay& prepare
     json["hidden_states"] = {{"folder", options.hidden_states_dir},
                              {"files", folder->num_files()},
                              {"bytes", folder->num_bytes()}};
-  // Numbers and switches as such, words as strings.
+  // Numbers and switches become JSON numbers and booleans, words become strings.
   const auto value_of = [](const std::string& text) {
     return Json::accept(text) ? Json::parse(text) : Json(text);
   };

@@ -1,4 +1,7 @@
-// The end of a replay, for a person and as JSON.
+// Describes a replay for a person and as JSON: its configuration before the run, its figures after
+// it, and the files of hidden states.
+//
+// Every figure comes from RunSummary; nothing is counted here except files and bytes written.
 #pragma once
 
 #include <cstdint>
@@ -14,18 +17,20 @@
 
 namespace lockstep {
 
-// Where `replay --hidden-states DIR` leaves the hidden states of finished requests.
+// Writes the hidden states of finished requests into the folder of `replay --hidden-states DIR`.
 //
 // Invariants
-// (1) At any time a file is there whole or not at all (base/output_file.h).
-// (2) Every finished request whose hidden states were read has its own file.
+// (1) At any time a file is complete or absent (base/output_file.h).
+// (2) Every finished request whose hidden states were read has its own file, also if several
+//     requests have one name.
 class HiddenStateFolder {
  public:
   explicit HiddenStateFolder(std::string path) : path_(std::move(path)) {}
 
-  // Before the run. Refused: a folder that nothing can be written to, a model that keeps no hidden
-  // states, several ranks or engines, no backend to read them from.
+  // Called before the run. Refused: a folder that cannot be written, a model without hidden states,
+  // several ranks or engines, which would each hold a part, and a run without a backend.
   Result<void> check(const LockstepConfig& config, bool has_backend) const;
+  // Writes one safetensors file per request. Errors: the disk.
   Result<void> write(std::span<const HiddenStates> requests);
 
   std::int64_t num_files() const { return num_files_; }
@@ -38,25 +43,30 @@ class HiddenStateFolder {
   std::int64_t num_bytes_ = 0;
 };
 
-// What runs: engine, cache, device. One line each.
+// Returns what runs, one line each: engine, cache groups, pool, device, ranks, planted defects and
+// faults, and the options that were chosen from the file.
 std::string configuration_text(const OpenReplay& prepared);
 
-// Absent: not counted (HitCounter::applies, another engine decides, a KV connector).
+// Returns the prefix hits of all engines together. Absent: not counted, since the configuration
+// cannot lose hits, another engine decides, or a KV connector takes part.
 std::optional<CountedHits> hits_of(const OpenReplay& prepared);
-// That no prompt of the run fills a block; empty: one may.
+// Returns a warning that no prompt of the run is long enough to be found by prefix; empty: one may
+// be. block_size 1,056 and prompts of 800 tokens: prefix caching never hits.
 std::string unfilled_text(const OpenReplay& prepared);
 
-// The figures and what was not checked. A newline at the end.
+// Returns the figures and what was not checked, one line each.
 std::string summary_text(const RunSummary& summary, const OpenReplay& prepared);
 
-// What was made to go wrong, and how often it did; empty: nothing.
+// Returns the planned faults and how often each kind took effect; empty: no fault was planned. A
+// fault that meets no request has no effect.
 std::string faults_text(const OpenReplay& prepared, const RunSummary& summary);
 
-// Where the run missed the totals of its benchmark file; empty: nowhere, or there are none.
+// Returns the totals of the benchmark file that the run did not reach, one line each; empty: all
+// were reached, or the file has none.
 std::string missed_totals(const OpenReplay& prepared, const RunSummary& summary);
 
-// The summary's JSON after `file` and `configuration`. `folder` may be null; `recorded`: of a
-// recording.
+// Returns the JSON of the run: file, configuration, and the summary. `folder`: null without
+// --hidden-states. `recorded`: absent unless the model decided on the inputs of a recording.
 std::string summary_json(const ReplayOptions& options, const OpenReplay& prepared,
                          const RunSummary& summary, const HiddenStateFolder* folder,
                          const std::optional<RecordingCheck>& recorded);

@@ -1,4 +1,11 @@
-// lockstep same A B
+// lockstep same A B: where do two runs first differ?
+//
+// Compares two recordings, or two files of step hashes from `lockstep replay --hashes`, step by
+// step (sim/recording/same_runs.h). Within a step a decision comes before a table, a table before a
+// page, inputs last: the first difference is the nearest to the cause. Use it to compare two
+// machines, two builds, or an engine before and after a change.
+//
+// Not compared: times, and what only one of the files has; the output lists the latter.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -19,7 +26,7 @@ struct SameOptions {
   ReportOptions reports;
 };
 
-constexpr std::size_t kValueShown = 200;
+constexpr std::size_t kValueShown = 200;  // characters of a value on the terminal; JSON has all
 
 std::string short_value(const std::string& value) {
   return value.size() <= kValueShown ? value : value.substr(0, kValueShown) + "...";
@@ -34,6 +41,7 @@ std::string text_of(const RunDifference& found) {
   return values_text(found.what, found.left, found.right);
 }
 
+// For the article: "an output", "a decision".
 bool is_vowel(char letter) { return std::string_view("aeiou").find(letter) != std::string::npos; }
 
 std::string place_of(const RunDifference& found) {
@@ -41,6 +49,7 @@ std::string place_of(const RunDifference& found) {
                      found.request.empty() ? "" : ", request " + found.request);
 }
 
+// A difference of decisions outranks one of inputs, and that one a difference of headers.
 std::string verdict_text(const SameRuns& same) {
   if (same.first)
     return fmt::format("Verdict: different. The first difference is {} {}, in {}:\n{}",
@@ -93,7 +102,7 @@ std::string json_of(const SameRuns& same) {
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
-// The two runs as one item.
+// Returns the two runs as one item, failed if anything differs.
 ReportedItem item_of(const SameOptions& options, const SameRuns& same, const CommandReport& out) {
   ReportedItem item{.name = options.left + " and " + options.right, .file = options.left};
   if (same.same()) return item;

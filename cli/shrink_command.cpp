@@ -1,4 +1,11 @@
-// lockstep shrink CASE
+// lockstep shrink CASE: what is the smallest case that fails in the same way?
+//
+// Removes requests, tokens, layers, options and blocks as long as the case still fails by the same
+// check (properties/shrink/shrinker.h), and writes the result next to the file. If an engine
+// decides or a worker runs, it also writes their part as a recording that repeats without them.
+//
+// A recording that is followed shrinks by whole requests and steps: changing a recorded decision
+// would make it another engine's.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -33,6 +40,8 @@ Result<int> shrink_file(ShrinkCommandOptions& options, CommandReport& report) {
   const std::string cut_off = cut_off_text(saved);
   if (!cut_off.empty()) fmt::print("{} is {}.\n", options.file, cut_off);
   LS_ASSIGN_OR_RETURN(const auto failure, failure_of(saved, options.judging));
+  // Nothing to shrink. For a recording on whose inputs the model decided, the recorded decisions
+  // may still have findings.
   if (!failure.failed()) {
     LS_ASSIGN_OR_RETURN(const auto recorded, check_if_recorded(options.file, saved));
     if (recorded)

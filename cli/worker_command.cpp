@@ -1,4 +1,11 @@
-// lockstep worker ENGINE PATH...
+// lockstep worker ENGINE PATH...: does an engine's own worker handle memory as recorded decisions
+// require?
+//
+// Runs the recordings one after the other on one worker process, which imports its engine once, and
+// prints a row per folder. Each run is that of `lockstep replay FILE --backend ENGINE`, without the
+// audit; that command shows a single file in detail.
+//
+// Not checked: what the worker refuses; refusals are counted by their reason.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -34,20 +41,22 @@ struct WorkerCommandOptions {
   WorkerOptions worker;
   std::int64_t files_max = 0;  // of a folder; 0: all
   std::string json_path;
-  std::string facts_dir;  // empty: none are kept
+  std::string facts_dir;  // folder for recordings with worker facts; empty: none
 };
 
-// The recordings of one folder.
+// The results of one folder's recordings.
 struct Family {
   std::int64_t files = 0, agreed = 0, diverged = 0, parted = 0, steps = 0;
-  double seconds = 0;  // of the worker
+  double seconds = 0;  // in the worker, all steps together
   std::set<std::string> not_checked;
-  std::map<std::string, std::int64_t> refused;
+  std::map<std::string, std::int64_t> refused;             // files by reason
   std::vector<std::pair<std::string, std::string>> found;  // file, what
 };
 
 using Workers = std::shared_ptr<ForeignEngines>;
 
+// Replays one recording on the worker, and with --save-facts writes it together with what the
+// worker did in each step.
 Result<RunReport> run_on_worker(const std::string& file, const WorkerCommandOptions& options,
                                 const Workers& workers) {
   ReplayOptions replay;
@@ -62,7 +71,7 @@ Result<RunReport> run_on_worker(const std::string& file, const WorkerCommandOpti
   LS_ASSIGN_OR_RETURN(auto prepared, open_replay(request_of(replay), nullptr, backend_of));
   auto report = prepared.session->run();
   if (!report || !keeps_facts) return report;
-  // Files of the same name are of different folders.
+  // Recordings of different folders may have the same name, so the folder is part of it.
   const std::filesystem::path path(file);
   const std::string name = path.parent_path().filename().string() + "-" + path.filename().string();
   LS_RETURN_IF_ERROR(facts.write(*prepared.recording,
@@ -71,7 +80,8 @@ Result<RunReport> run_on_worker(const std::string& file, const WorkerCommandOpti
   return report;
 }
 
-// Without the file's name at its start, so that equal refusals count as one.
+// Returns the first line of an error message without the file's name, so that equal refusals of
+// different files count as one.
 std::string reason_of(const std::string& message, const std::string& file) {
   std::string reason = message;
   if (reason.starts_with(file)) reason = reason.substr(std::min(reason.size(), file.size() + 1));
@@ -79,6 +89,8 @@ std::string reason_of(const std::string& message, const std::string& file) {
   return reason.substr(0, reason.find('\n'));
 }
 
+// Runs one file and counts its outcome: refused, diverged, parted or agreed. Exactly one of them
+// grows.
 void judge_file(const std::string& file, const WorkerCommandOptions& options,
                 const Workers& workers, Family& family) {
   ++family.files;
@@ -98,7 +110,7 @@ void judge_file(const std::string& file, const WorkerCommandOptions& options,
                           name_of(summary.divergence->phase), summary.divergence->message));
     return;
   }
-  // What ran are the model's decisions.
+  // `parted`: the worker agrees, but the model decides differently from the recording.
   if (const auto model = conform_recording(file); !model || model->mismatch) {
     ++family.parted;
     family.found.emplace_back(file, model ? fmt::format("step {}: {}", model->mismatch->step,
@@ -109,6 +121,8 @@ void judge_file(const std::string& file, const WorkerCommandOptions& options,
   }
 }
 
+// A row with the counts and the worker's seconds per step; then refusals by reason, and files that
+// diverged or parted.
 std::string family_text(const std::string& name, const Family& family) {
   std::int64_t refused = 0;
   for (const auto& [reason, count] : family.refused) refused += count;
@@ -168,6 +182,7 @@ Result<int> run_worker(const WorkerCommandOptions& options) {
              not_checked_text(std::vector(not_checked.begin(), not_checked.end())));
   if (!options.json_path.empty())
     LS_RETURN_IF_ERROR(write_output(options.json_path, json.dump(1) + "\n"));
+  // Refused files outweigh findings. Nothing judged at all is a refusal too.
   return judged == 0 ? kExitRefused : judged_exit_code(inputs.refused, judged, diverged > 0);
 }
 

@@ -18,6 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// An empty variable counts as unset, as in most shell scripts.
 std::string variable(const char* name, const char* otherwise) {
   const char* value = std::getenv(name);
   return value == nullptr || *value == '\0' ? otherwise : value;
@@ -26,26 +27,31 @@ std::string variable(const char* name, const char* otherwise) {
 // An interpreter for engines, and which setting chose it.
 struct Interpreter {
   std::string program;
-  std::string_view named_by;
+  std::string_view named_by;  // for the message if the program does not exist
 };
 
-// --engine-python; one command runs per process.
+// The value of --engine-python. One variable for all commands, since a process runs one command.
 std::string& engine_python() {
   static std::string program;
   return program;
 }
 
-// The interpreter that runs the scripts of the wheel; empty: this program is not from a wheel.
+// Returns the interpreter of the environment that this program's wheel is installed in; empty: the
+// program is not from a wheel. pip puts the interpreter into the first line of the wheel's scripts.
 std::string interpreter_of_wheel() {
   std::ifstream script(folder_of_program() / "lockstep-set-up-engine");
   std::string line;
   if (!std::getline(script, line) || !line.starts_with("#!")) return {};
-  // pip writes "#!/bin/sh" before an interpreter with a long path.
+  // For an interpreter with a long path pip writes "#!/bin/sh" and starts the interpreter in the
+  // next line. It is in the same folder.
   const std::string program = line.substr(2, line.find(' ') - 2);
   if (!program.ends_with("/sh")) return program;
   return (folder_of_program() / "python3").string();
 }
 
+// Returns the first of: --engine-python, the active virtual environment, the wheel's environment,
+// LOCKSTEP_PYTHON, python3. The virtual environment precedes the wheel's, because a user activates
+// it to choose an engine.
 Interpreter interpreter_for_engines() {
   if (!engine_python().empty()) return {engine_python(), "--engine-python"};
   std::error_code error;
@@ -57,7 +63,8 @@ Interpreter interpreter_for_engines() {
   return {variable("LOCKSTEP_PYTHON", "python3"), "LOCKSTEP_PYTHON"};
 }
 
-// "vllm:DIR" is the adapter of this project, anything else a command of its own.
+// Returns the command to run: "vllm[:DIR]" and "sglang[:DIR]" start the adapter of this project,
+// anything else is a command itself.
 Result<std::string> command_of(const DecisionsOptions& options) {
   const std::string& decisions = options.decisions;
   const std::string engine = decisions.substr(0, decisions.find(':'));
@@ -77,11 +84,13 @@ Result<std::string> adapter_python(std::string_view option, std::string_view nam
         option, named, path);
   const Interpreter python = interpreter_for_engines();
   std::error_code error;
+  // A name without a slash is found through PATH, so only a path can be checked here.
   if (python.program.find('/') != std::string::npos && !fs::exists(python.program, error))
     return fail(
         "{} {}: {} names {}, which does not exist; give the interpreter of an environment with "
         "--engine-python",
         option, named, python.named_by, python.program);
+  // Keeps the user's PYTHONPATH after the adapters' folder.
   return fmt::format("PYTHONPATH={}${{PYTHONPATH:+:$PYTHONPATH}} {}", shell_word(path),
                      shell_word(python.program));
 }
@@ -133,6 +142,7 @@ void declare_conform(CLI::App& command, DecisionsOptions& options) {
 Result<std::shared_ptr<ForeignEngines>> open_decisions(const DecisionsOptions& options) {
   if (options.decisions.empty()) return std::shared_ptr<ForeignEngines>();
   LS_ASSIGN_OR_RETURN(auto command, command_of(options));
+  // An engine imports for up to minutes before its first reply.
   const auto limit = std::chrono::seconds(options.timeout_s);
   return ForeignEngines::open({.command = std::move(command),
                                .time_limit = limit,
@@ -168,7 +178,8 @@ namespace {
 constexpr std::string_view kLacks = "lacks:";
 constexpr std::string_view kStateMode = "mamba_cache_mode:";
 
-// What `hello` does not claim, or names as missing.
+// Returns the features that `hello` does not claim, and those that it names as "lacks:FEATURE".
+// `kinds_alone`: of the claims only kinds of layers, which are all that a worker has.
 FeatureSet not_claimed(const EngineHello& hello, bool kinds_alone) {
   FeatureSet avoid;
   for (std::size_t i = 0; i < kNumFeatures; ++i)
@@ -188,6 +199,7 @@ FeatureSet layers_to_avoid(const EngineHello& hello) { return not_claimed(hello,
 
 void limit_caches(const EngineHello& hello, GeneratorOptions& generator) {
   generator.one_pool_per_kind |= hello.can("one_pool_per_kind");
+  // Without a word about modes, the engine takes the generator's own choice.
   if (std::ranges::none_of(hello.features,
                            [](const std::string& word) { return word.starts_with(kStateMode); }))
     return;

@@ -1,4 +1,5 @@
-// --decisions: the engine that decides instead of the model, for every command that has it.
+// Declares --decisions, which names an engine that decides instead of the model; starts it; and
+// derives from its `hello` what a generated case may contain.
 #pragma once
 
 #include <cstdint>
@@ -19,46 +20,53 @@ class App;
 namespace lockstep {
 
 struct DecisionsOptions {
-  std::string decisions;  // empty: the model
-  std::int64_t timeout_s = 30;
-  std::string option = "--decisions";  // that named it, for errors
+  std::string decisions;        // "vllm[:DIR]", "sglang[:DIR]" or a command; empty: the model
+  std::int64_t timeout_s = 30;  // per reply; the first one may take longer
+  std::string option = "--decisions";  // option that named the engine, for error messages
   bool conforms = false;               // --conform
 };
 
-// --engine-python, once for each command that may start an adapter of this project.
+// Declares --engine-python, for commands that may start an adapter of this project. Further calls
+// for the same command have no effect.
 void declare_engine_python(CLI::App& command);
+// Declares --decisions-timeout.
 void declare_decisions_timeout(CLI::App& command, std::int64_t& timeout_s);
-// --decisions, --decisions-timeout and --engine-python.
+// Declares --decisions, --decisions-timeout and --engine-python.
 void declare_decisions(CLI::App& command, DecisionsOptions& options);
 
-// An interpreter that imports lockstep_engines, as the first words of a command. `option`, `named`:
-// for error messages.
+// Returns the interpreter that imports lockstep_engines, as the first words of a shell command.
+// `option`, `named`: for error messages. Errors: the adapters or the interpreter do not exist. Not
+// checked: that the interpreter has the engine installed.
 Result<std::string> adapter_python(std::string_view option, std::string_view named);
-// The command that starts this project's adapter of "vllm[:DIR]" or "sglang[:DIR]"; `option` names
-// where that was given.
+// Returns the command that starts this project's adapter for `engine`, "vllm[:DIR]" or
+// "sglang[:DIR]". DIR is a source tree that precedes the installed engine. `option`: where the
+// engine was named.
 Result<std::string> adapter_command(std::string_view option, const std::string& engine);
-// --conform, for commands that have --decisions.
+// Declares --conform. REQUIRES: the command has --decisions.
 void declare_conform(CLI::App& command, DecisionsOptions& options);
 
-// The engines that it names, the first of them started; null: the model decides.
+// Returns the engines that the options name, with the first one started; null: the model decides.
+// Errors: the engine does not start, or its first reply is not a valid `hello`.
 Result<std::shared_ptr<ForeignEngines>> open_decisions(const DecisionsOptions& options);
 
-// Names the engine that decided when a saved case failed, if a different one decides now; else
-// empty. `engine`: the model's profile, which decides without `engines`.
+// Returns a line that names the engine with which a saved case failed, if a different one decides
+// now; else empty. `engine`: the model's profile, which decides if `engines` is null.
 std::string decider_text(const std::optional<RecordedEngine>& decided_by, const std::string& engine,
                          const ForeignEngines* engines);
 
-// The profile that is nearest to it: of its release or the nearest one; for an engine that is not
-// vLLM, of the newest.
+// Returns the nearest profile: for vLLM that of its release or of the nearest one, for another
+// engine the default profile.
 std::string profile_of(const ForeignEngines& engines);
-// How it is audited: by what vLLM plans for a request too, where it is vLLM.
+// Returns how the engine is audited. vLLM is also checked for holding more blocks than it plans for
+// a request; other engines plan differently.
 AuditScope scope_of(const ForeignEngines& engines);
-// What a generated case may not have: what the engine cannot be asked for, and what only the model
-// can be given (faults, a host tier) or only its ranks.
+// Returns what a generated case must not contain: what the engine does not claim, what only the
+// model can simulate (faults, a host tier), and what needs several ranks.
 FeatureSet features_to_avoid(const EngineHello& hello);
-// Kinds of layers that it does not take.
+// Returns the kinds of layers that the engine or worker does not claim.
 FeatureSet layers_to_avoid(const EngineHello& hello);
-// Restricts the generated caches to those that the engine, or the worker below it, takes.
+// Restricts generated caches to the state modes, and the one pool per kind, that the engine or
+// worker claims.
 void limit_caches(const EngineHello& hello, GeneratorOptions& generator);
 
 }  // namespace lockstep

@@ -16,7 +16,7 @@
 namespace lockstep {
 namespace {
 
-// Imports take most of it.
+// Imports take most of the time.
 constexpr std::chrono::minutes kTimeLimit{10};
 
 }  // namespace
@@ -43,12 +43,14 @@ Result<std::string> engine_model(const std::string& config, const std::string& f
                       LineProcess::start(fmt::format("{} --layers {}", adapter,
                                                      shell_word(fs::absolute(folder).string()))));
   std::string_view line;
+  // One line of JSON: the model file, or {"refused": reason}.
   const auto end = engine->receive(line, kTimeLimit);
   if (end == LineProcess::End::timed_out)
     return fail("{}: {} did not build the model in {} minutes", config, from, kTimeLimit.count());
   if (end == LineProcess::End::ended) {
     const std::string how = engine->how_it_ended();
     const std::string words = engine->last_words();
+    // A missing package is the user's to install, so only the adapter's instruction is shown.
     if (how == kEngineNotReady) return fail("--from: {}", last_line(words));
     return fail("{}: {} does not start ({}): {}", config, from, how, last_line(words));
   }
@@ -56,6 +58,7 @@ Result<std::string> engine_model(const std::string& config, const std::string& f
   if (!reply.is_object()) return fail("{}: {} answered no JSON object", config, from);
   if (reply.contains("refused")) return fail("{}: {}", config, reply["refused"].get<std::string>());
   std::string text = std::string(line) + "\n";
+  // Parsed here only for its error: the caller stores the text.
   if (auto model = model_from_text(text, config); !model) return tl::unexpected(model.error());
   return text;
 }

@@ -1,4 +1,6 @@
-// Model files that an installed engine writes: --from vllm:DIR (docs/planner.md).
+// Builds model files with an installed engine: --from vllm:DIR (docs/planner.md). The engine's own
+// code decides which layers a config.json has, so a model that this project's reader does not know
+// can be planned.
 #pragma once
 
 #include <string>
@@ -11,15 +13,17 @@ class App;
 
 namespace lockstep {
 
+// Declares --from, and --engine-python for its interpreter.
 void declare_from(CLI::App& command, std::string& from);
 
-// The model file of the layers that the engine `from` builds for the config.json at `config`, or in
-// that folder. An Error: the engine does not start, refuses the configuration, or builds a layer
-// that a model file cannot express.
+// Returns the text of a model file with the layers that the engine `from` builds for `config`, a
+// config.json or its folder. Errors: the engine does not start, refuses the configuration, or
+// builds a layer that a model file cannot express.
 Result<std::string> engine_model(const std::string& config, const std::string& from);
 
-// Puts the path of that model file in the place of `config`. The path depends on the file's text
-// only, so a repeated command reads the same file. Nothing happens without `from`.
+// Writes that model file to the temporary folder and replaces `config` by its path. The path
+// depends only on the file's text, so a repeated command reads the same file. No effect if `from`
+// is empty.
 Result<void> take_engine_model(std::string& config, const std::string& from);
 
 }  // namespace lockstep

@@ -21,6 +21,8 @@ namespace {
 
 bool is_on_gpu(std::string_view backend) { return backend.starts_with("cuda_"); }
 
+// Returns the processes of a Python class, started at the first call for it. They live as long as
+// this program: a process imports torch, which costs more than most cases.
 Result<std::shared_ptr<ForeignEngines>> processes_of(const std::string& backend) {
   static std::mutex mutex;
   static std::map<std::string, std::shared_ptr<ForeignEngines>> started;
@@ -44,6 +46,8 @@ void declare_kernels(CLI::App& command, std::function<void(const std::string& ba
       .add_option_function<std::string>(
           "--kernels",
           [&command, take = std::move(take)](const std::string& named) {
+            // --backend chooses the pages: of the CPU executor, or of the GPU. Other backends have
+            // none for a class.
             std::string_view prefix = "kernels:";
             for (const std::string& backend : command.get_option("--backend")->results()) {
               if (backend == "cuda")
@@ -53,6 +57,7 @@ void declare_kernels(CLI::App& command, std::function<void(const std::string& ba
                     fmt::format("--kernels with --backend {}", backend),
                     "the class runs on the pages of --backend simt or --backend cuda");
             }
+            // A library states itself whether it needs a GPU.
             if (is_plugin(named) && named.ends_with(".so")) return take(named);
             if (std::string why; prefix.starts_with("cuda") && !gpu_available(&why))
               throw CLI::ValidationError("--kernels with --backend cuda", why);
@@ -65,6 +70,7 @@ void declare_kernels(CLI::App& command, std::function<void(const std::string& ba
 
 BackendFactory kernels_factory(const std::string& backend) {
   return [backend](const BackendConfig& config) -> Result<std::unique_ptr<Backend>> {
+    // Under tensor and context parallelism each rank's kernels receive that rank's layers.
     LS_ASSIGN_OR_RETURN(const auto share, cuda::share_of_rank(config));
     std::vector<KernelLayer> layers = kernel_layers(share.plan, config.numbers);
     if (is_plugin(backend)) {

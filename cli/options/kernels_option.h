@@ -1,5 +1,6 @@
-// --kernels module:Class or FILE.so: the user's cache writes and attention on Lockstep's pages. The
-// backend's name is "kernels:module:Class" or the file's, in saved cases too.
+// Declares --kernels module:Class or FILE.so: the user's cache writes and attention run on
+// Lockstep's pages (docs/check_your_kernels.md). The backend's name becomes "kernels:module:Class",
+// "cuda_kernels:module:Class" on a GPU, or the file's path, also in saved cases.
 #pragma once
 
 #include <functional>
@@ -13,11 +14,13 @@ class App;
 
 namespace lockstep {
 
-// REQUIRES: the command has --backend. `take` receives the backend's name, after that of --backend.
+// Declares the option. `take` receives the name of the backend, after --backend has set its own.
+// REQUIRES: the command has --backend.
 void declare_kernels(CLI::App& command, std::function<void(const std::string& backend)> take);
 
-// Starts a class's process for the first run; one process serves all runs of this command that
-// follow one another. REQUIRES: is_user_kernels(backend).
+// Returns the factory of a backend with the user's kernels. A Python class starts a process at the
+// first run, and that process serves all later runs of this command. REQUIRES:
+// is_user_kernels(backend).
 BackendFactory kernels_factory(const std::string& backend);
 
 }  // namespace lockstep

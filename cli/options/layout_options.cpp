@@ -26,6 +26,8 @@ Result<T> parse_word(std::string_view option, std::string_view text,
   return fail("{}: '{}' is not one of {}", option, text, expected);
 }
 
+// "int8_per_token_head" is a dtype and a quantization mode in one word, as in vLLM's
+// --kv-cache-dtype.
 Result<void> set_kv_dtype(std::string_view text, PlanOptions& options) {
   LS_ASSIGN_OR_RETURN(const auto type, parse_word<ElementType>(
                                            "--kv-dtype", text, element_type_from_name,
@@ -116,6 +118,7 @@ std::vector<std::string> plan_warnings(const LayoutArguments& a, const ModelSpec
 }
 
 Result<std::int64_t> parse_size(std::string_view text) {
+  // Units are binary, as memory is allocated: G is GiB. "GB" is refused, since it may mean either.
   constexpr auto kUnits = std::to_array<std::pair<std::string_view, int>>({{"", 0},
                                                                            {"KiB", 10},
                                                                            {"MiB", 20},
@@ -137,6 +140,7 @@ Result<std::int64_t> parse_size(std::string_view text) {
 
 Result<PlanOptions> plan_options(const LayoutArguments& a, const ModelSpec& model) {
   PlanOptions o = a.plan;
+  // Only the overlaid planner places the layers of a draft model.
   LS_ASSIGN_OR_RETURN(const bool placed, is_placed(a));
   o.has_drafter = placed && o.num_spec > 0;
   if (o.max_model_len == 0) o.max_model_len = std::min<std::int64_t>(model.max_model_len, 32768);

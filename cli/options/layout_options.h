@@ -1,4 +1,4 @@
-// The options of a plan on the command line, shared by `layout` and `capacity`.
+// The options of a memory plan on the command line, shared by `layout` and `capacity`.
 #pragma once
 
 #include <cstdint>
@@ -18,37 +18,41 @@ class App;
 
 namespace lockstep {
 
-// As typed; plan_options() gives them their meaning.
+// The options as typed. plan_options() parses the words and fills in what depends on the model.
 struct LayoutArguments {
-  // Options that need none: ranks, sizes, counts.
+  // Options that are stored as they are: ranks, sizes, counts.
   PlanOptions plan{.max_model_len = 0};  // 0: the model's, at most 32,768
-  std::string kv_dtype = "auto";         // as the model or its checkpoint has it
+  std::string kv_dtype = "auto";         // "auto": that of the model or its checkpoint
   std::string ssm_dtype;
   std::string mamba_cache_mode = "none";
   std::string backend = "flash_attn";
   std::string layout = "NHD";
-  std::string engine = EngineConfig{}.engine;  // whose planner
+  std::string engine = EngineConfig{}.engine;  // release whose planner runs
   std::string memory = "40GiB";
-  std::string host_pool;  // size of the pool of host pages; empty: none
-  std::int64_t hidden_state_layers = 0;
-  std::int64_t hidden_size = 4096;
+  std::string host_pool;                 // size of the pool of host pages; empty: none
+  std::int64_t hidden_state_layers = 0;  // layers whose hidden states are extracted; 0: none
+  std::int64_t hidden_size = 4096;       // elements of one layer's hidden state
 };
 
-// Everything but what `capacity` varies: K/V dtype, cache mode, pack.
+// Declares all options except those that `capacity` varies: K/V dtype, cache mode, pack.
 void add_layout_options(CLI::App& command, LayoutArguments& arguments);
 
+// Returns the options of a plan of `model`. Errors: an unknown word, a size that is not one, an
+// option that the release's planner does not have.
 Result<PlanOptions> plan_options(const LayoutArguments& arguments, const ModelSpec& model);
 
 // True if the engine's groups overlay one allocation (reference/placement/). An Error: an
 // unknown release.
 Result<bool> is_placed(const LayoutArguments& arguments);
 
-// Remarks that belong under a plan: the rules of another release made it, it leaves out the draft
-// model's layers, no prompt can fill a block. `hit_step_tokens`: hits are multiples of it; 0: none.
+// Returns remarks for a plan: another release's rules made it, it leaves out the draft model's
+// layers, no prompt can fill a block. `hit_step_tokens`: prefix hits are multiples of it; 0:
+// nothing is hit.
 std::vector<std::string> plan_warnings(const LayoutArguments& arguments, const ModelSpec& model,
                                        const PlanOptions& options, std::int64_t hit_step_tokens);
 
-// "40GiB", "40G", "512MiB", "42949672960".
+// Returns bytes: "40GiB", "40G" (also 2^30), "512MiB", "42949672960". Refuses more than 2^50, which
+// no machine has and which would overflow later products.
 Result<std::int64_t> parse_size(std::string_view text);
 
 }  // namespace lockstep

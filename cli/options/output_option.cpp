@@ -7,9 +7,11 @@
 namespace lockstep {
 namespace {
 
+// Type names in the help, and the mark by which names_output() finds these options.
 const std::string kFile = "FILE|-";
 const std::string kFolder = "FOLDER";
 
+// CLI11's validators return an error message, or an empty text.
 std::string sentence_of(const Result<void>& checked) {
   return checked ? std::string() : checked.error().message;
 }

@@ -1,7 +1,9 @@
-// Options that name an output, the same way for every command.
+// Declares options that name an output, in the same way for every command.
 //
-// (1) A path that cannot be written is refused while the options are read, before any work.
-// (2) "-" keeps standard output for that file: what a person reads goes to standard error.
+// (1) A path that cannot be written is refused while the options are parsed, before any work.
+// (2) "-" reserves standard output for that file: everything that a person reads goes to standard
+//     error.
+// (3) names_output() identifies these options: a command that repeats a run leaves them out.
 #pragma once
 
 #include <string>
@@ -13,12 +15,13 @@ class Option;
 
 namespace lockstep {
 
+// Declares an output file.
 CLI::Option* declare_output(CLI::App& command, const std::string& flag, std::string& path,
                             const std::string& help);
-// A folder, which the command makes where it does not exist.
+// Declares an output folder, which the command creates if it does not exist.
 CLI::Option* declare_output_folder(CLI::App& command, const std::string& flag, std::string& path,
                                    const std::string& help);
-// True for options that one of these declared.
+// True for an option that one of these functions declared.
 bool names_output(const CLI::Option& option);
 
 }  // namespace lockstep

@@ -20,6 +20,8 @@
 namespace lockstep {
 namespace {
 
+// Declares a flag as one or two options: `flag` sets it, `no_flag` resets it. Both mark it as
+// given, so that an input that already sets it can refuse it.
 void declare_switch(CLI::App& command, const RunField& field, GivenRun& out) {
   const auto add = [&](std::string_view flag, std::string_view help, bool sets) {
     if (flag.empty()) return;
@@ -37,13 +39,15 @@ void declare_switch(CLI::App& command, const RunField& field, GivenRun& out) {
   add(field.no_flag, field.no_help, false);
 }
 
+// Declares an option with a value. A text that the field does not accept is stored in
+// `out.refused`, which prepare_replay() reports: the first one is kept.
 CLI::Option* declare_value(CLI::App& command, const RunField& field, GivenRun& out) {
   const std::string flag(field.flag);
   const std::string help = fmt::format(fmt::runtime(field.help), value_text(field, RunSpec{}));
   switch (field.kind) {
     case FieldKind::number: {
       CLI::Range range(field.at_least, field.at_most);
-      range.description("");  // the help says what a value means, an error what it may be
+      range.description("");  // help: meaning of the value; error message: its range
       return command
           .add_option_function<std::int64_t>(
               flag,
@@ -83,6 +87,8 @@ void declare_field(CLI::App& command, const RunField& field, GivenRun& out) {
     option->check(
         CLI::IsMember(std::vector<std::string>(field.choices.begin(), field.choices.end())));
   if (field.value_is_optional) option->expected(0, 1);
+  // A command may preset a field before it declares the options; the help then shows that value as
+  // the default.
   if (out.has(field.name))
     option->default_str(value_text(field, out.spec));
   else if (!field.default_text.empty())
@@ -91,6 +97,8 @@ void declare_field(CLI::App& command, const RunField& field, GivenRun& out) {
   option->group(std::string(field.group));
 }
 
+// Makes a backend of this program. The check modes and delayed streams need the CPU executor, so
+// with one of them "auto" never chooses the GPU.
 Result<std::unique_ptr<Backend>> make_backend(std::string_view name, const BackendConfig& config) {
   if (name == "none") {
     if (config.check != CheckMode::fast || !config.mutant.empty() || config.num_streams > 1 ||
@@ -114,8 +122,9 @@ Result<std::unique_ptr<Backend>> make_backend(std::string_view name, const Backe
   return make_simt_backend(config);
 }
 
-// A list as it is given, or one of a seed: a fault for every few requests, over the time in which
-// they come, and a pool pinched to one of the longest.
+// Sets the faults of the run: a given list, or one generated from a seed. A seed gives at most one
+// fault per four requests (but up to 6 for few, and never more than 1,000), within about two steps
+// per request. A fault that shrinks the pool leaves the blocks of one longest request.
 Result<void> plan_faults(PreparedReplay& prepared) {
   RunSpec& run = prepared.run;
   const std::string& given = run.recipe.faults;
@@ -239,7 +248,9 @@ void declare_replay_options(CLI::App& command, ReplayOptions& o) {
       ->group(group);
 }
 
-// As a recording of vLLM shows them.
+// Steps between two reports of all block tables by another engine, as in recordings of vLLM: whole
+// tables are large, and every step already reports its changes. --conform compares tables in every
+// step.
 constexpr std::int64_t kStepsPerTableShown = 8;
 
 BackendFactory replay_backend(std::string name) {
@@ -263,6 +274,7 @@ Result<OpenReplay> open_replay(ReplayRequest request,
   }
   if (engines != nullptr)
     replay.parts.decisions = decisions_of(engines, conforms ? 1 : kStepsPerTableShown);
+  // The recorder stands between the loop and the workload, so it sees what the engine receives.
   if (conforms) {
     if (replay.config.data_parallel.dp_size > 1)
       return fail("--conform with data parallel ranks: the model is compared with one engine");
@@ -274,6 +286,8 @@ Result<OpenReplay> open_replay(ReplayRequest request,
   }
   const bool has_connector =
       !replay.config.connector.parts.empty() || replay.parts.clients->connector() != nullptr;
+  // Hits with a connector are not the cache's own, and another engine's are not explained by the
+  // model.
   if (engines == nullptr && HitCounter::applies(replay.config) && !has_connector)
     replay.parts.attach = [&replay](std::int32_t, Workload* workload) {
       HitCounter& counter = *replay.hits.emplace_back(std::make_unique<HitCounter>(*workload));

@@ -1,5 +1,6 @@
-// The options of `lockstep replay` (those of a run of traces/formats/run_fields.h, its file, and
-// what it leaves behind), and the session that they describe.
+// The options of `lockstep replay`, and the session that they describe. Options of a run come from
+// the table in traces/formats/run_fields.h; the rest are the input, the outputs, the deciding
+// engine and the worker.
 #pragma once
 
 #include <functional>
@@ -25,48 +26,52 @@ namespace lockstep {
 struct ReplayOptions {
   std::string file;
   std::string from;                 // engine that builds the layers of run.recipe.model
-  std::vector<std::string> shards;  // that follow it
+  std::vector<std::string> shards;  // further files of a trace, in order
   GivenRun run;
   ImportOptions import;
 
-  // What it leaves behind; empty: nothing.
+  // Outputs; empty: not written.
   std::string report_path, perfetto_path, save_dir, cache_events_path, hidden_states_dir,
       facts_path, hashes_path;
   ReportOptions reports;
-  std::int32_t jobs = 1;  // threads
-  bool shrink = false;    // also saves the shrunk case
-  double shrink_seconds = 0;
+  std::int32_t jobs = 1;      // threads
+  bool shrink = false;        // also saves the shrunk case
+  double shrink_seconds = 0;  // time limit for shrinking; 0: none
   DecisionsOptions decisions;
   WorkerOptions worker;
 };
 
+// Returns what prepare_replay() needs of the options.
 ReplayRequest request_of(const ReplayOptions& options);
 
-// Takes the name of a bundled sample for a file that does not exist.
+// Replaces the name of a bundled sample by its path, if no file of that name exists. Never refuses:
+// the reader reports a missing file.
 CLI::Validator sample_by_name();
 
-// --import: how a file of another tool is to be read.
+// Declares --import: how a file of another tool is read.
 void declare_import(CLI::App& command, ImportOptions& options);
 
 // Declares the options on `command`; `options` must outlive it.
 void declare_replay_options(CLI::App& command, ReplayOptions& options);
 
-// "auto", "cuda", "simt", a plugin's file; "none": null. Errors of the factory: a backend that this
-// machine does not have, or that cannot do what the configuration asks for.
+// Returns the factory of a backend: "auto", "cuda", "simt", "none", the user's kernels, or an
+// engine's worker. "auto" is the GPU if this machine has one and no option needs the CPU executor.
+// The factory returns null for "none". Errors of the factory: a backend that this machine does not
+// have, or that does not support the configuration.
 BackendFactory replay_backend(std::string name);
 
-// The factory of the backend that a run names.
+// Returns the factory of the backend that a run names.
 using BackendOf = std::function<Result<BackendFactory>(const PreparedReplay& prepared)>;
 
-// A prepared replay with its session, which has taken `parts`, and its faults in `run`.
+// A prepared replay with its session. The session has taken `parts`; `run` has the planned faults.
 struct OpenReplay : PreparedReplay {
-  std::unique_ptr<ConformingRun> conforming;      // looks on, with --conform
-  std::vector<std::unique_ptr<HitCounter>> hits;  // per engine, where the model decides
+  std::unique_ptr<ConformingRun> conforming;      // null without --conform
+  std::vector<std::unique_ptr<HitCounter>> hits;  // one per engine; empty: not counted
   std::unique_ptr<Session> session;
 };
-// Errors: what prepare_replay(), the scheduler or a backend refuses, invalid faults. `engines`: the
-// deciding engine; null: the model. `backend_of`: absent: replay_backend(). `conforms`: decisions
-// of other engines are compared with the model.
+// Opens a replay. `engines`: the deciding engine; null: the model. `backend_of`: absent:
+// replay_backend(). `conforms`: compares the engine's decisions with the model's, in a run of one
+// engine. Errors: what prepare_replay(), the scheduler or a backend refuses, and invalid faults.
 Result<OpenReplay> open_replay(ReplayRequest request,
                                const std::shared_ptr<ForeignEngines>& engines = nullptr,
                                const BackendOf& backend_of = {}, bool conforms = false);

@@ -39,6 +39,7 @@ WorkerOptions with_case(WorkerOptions options, const std::optional<WorkedBy>& wo
 
 Result<std::shared_ptr<ForeignEngines>> open_workers(const std::string& backend,
                                                      const WorkerOptions& options) {
+  // A worker command of the user has none of vLLM's options.
   constexpr std::string_view kOwn = "worker:";
   std::string command;
   if (backend.starts_with(kOwn)) {
@@ -73,6 +74,7 @@ BackendFactory worker_factory(const std::string& backend, const WorkerOptions& o
 
 namespace {
 
+// "runner:v2" in the worker's features; empty: the worker has only one.
 std::string runner_of(const EngineHello& hello) {
   constexpr std::string_view kRunner = "runner:";
   for (const std::string& feature : hello.features)
@@ -98,7 +100,7 @@ std::string worker_text(const std::optional<WorkedBy>& worked_by, const std::str
 
 namespace {
 
-// Whether a word of the worker begins so: "dtype:fp8" is either of them.
+// True if a word of the worker starts with `word`: "dtype:fp8" stands for both fp8 formats.
 bool takes(const EngineHello& hello, std::string_view word) {
   return std::ranges::any_of(hello.features,
                              [&](const std::string& feature) { return feature.starts_with(word); });
@@ -107,7 +109,8 @@ bool takes(const EngineHello& hello, std::string_view word) {
 }  // namespace
 
 void fit_generator(const EngineHello& hello, GeneratorOptions& generator) {
-  // Several devices, host memory and transfers are not in the protocol.
+  // The protocol has no several devices, host memory or transfers, and real numbers need kernels of
+  // this program.
   generator.never.add({Feature::context_parallel, Feature::tensor_parallel,
                        Feature::pipeline_parallel, Feature::data_parallel, Feature::connector_peers,
                        Feature::host_tier, Feature::failing_loads, Feature::load_failure_fails,
@@ -115,6 +118,7 @@ void fit_generator(const EngineHello& hello, GeneratorOptions& generator) {
                        Feature::whole_caches, Feature::captured_graphs, Feature::real_numbers});
   generator.never.add(layers_to_avoid(hello));
   limit_caches(hello, generator);
+  // Words that only workers have; decisions_option.h covers those of schedulers.
   constexpr std::pair<std::string_view, FeatureSet> kNeeds[] = {
       {"uniform_type", {Feature::uniform_type}},
       {"packed_pages", {Feature::packed_pages}},
@@ -132,6 +136,8 @@ void fit_generator(const EngineHello& hello, GeneratorOptions& generator) {
   for (const DType dtype :
        {DType::bf16, DType::fp16, DType::fp32, DType::fp8_e4m3, DType::fp8_e5m2})
     if (takes(hello, fmt::format("dtype:{}", name_of(dtype)))) worker.dtypes.push_back(dtype);
+  // Elements of an MLA latent that generated cases may have; a worker claims each one as
+  // "latent:SIZE".
   for (const std::int64_t size : {320, 512, 576})
     if (takes(hello, fmt::format("latent:{}", size))) worker.latent_sizes.push_back(size);
   generator.check = "fast";

@@ -10,6 +10,7 @@
 namespace lockstep {
 namespace {
 
+// Characters without a meaning for /bin/sh in an argument. "~" and "!" are not among them.
 bool is_plain(char c) {
   return std::isalnum(static_cast<unsigned char>(c)) != 0 ||
          std::string_view("_@%+=:,./-").find(c) != std::string_view::npos;
@@ -19,6 +20,7 @@ bool holds(const std::vector<std::string>& names, const std::string& name) {
   return std::ranges::find(names, name) != names.end();
 }
 
+// Positional arguments precede the options, and --annotations prints to a page of a CI job.
 bool is_left_out(const CLI::Option& option, const AgainChange& change) {
   if (option.count() == 0 || option.get_positional() || names_output(option)) return true;
   const std::string name = option.get_name();
@@ -36,7 +38,8 @@ std::string words_of(const CLI::Option& option) {
   return text;
 }
 
-// The interpreter and adapters of an engine come from the environment.
+// Returns the environment variables that choose an engine's interpreter and adapters, if the
+// options name an engine.
 std::string environment_of(const std::string& options) {
   if (options.find("vllm") == std::string::npos && options.find("sglang") == std::string::npos &&
       options.find("--kernels") == std::string::npos)
@@ -82,6 +85,7 @@ std::string again_of_case(const CLI::App& command, const std::string& name,
       "--decisions", "--decisions-timeout", "--engine-python", "--conform", "--runner", "--states",
       "--plant"};
   const CLI::Option* backend = command.get_option_no_throw("--backend");
+  // A saved case stores the name of a built-in backend, but a path may differ on another machine.
   const bool is_built_in = backend != nullptr && backend->count() == 1 &&
                            holds({"auto", "simt", "cuda", "none"}, backend->results().front());
   if (!is_built_in) only.push_back("--backend");

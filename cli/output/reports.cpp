@@ -19,6 +19,7 @@
 namespace lockstep {
 namespace {
 
+// Writes the JUnit file and appends to the summary. `seconds`: of the whole command.
 Result<void> leave_files(const ReportOptions& options, std::string_view command,
                          std::span<const ReportedItem> items, double seconds) {
   if (!options.junit_path.empty())
@@ -48,7 +49,8 @@ void declare_reports(CLI::App& command, ReportOptions& options, const std::strin
 
 namespace {
 
-// A lost standard output is thrown by what prints to it.
+// Runs the command and turns a failed print into an error: {fmt} throws std::system_error if
+// standard output does not accept the text.
 Result<int> run_printing(CommandReport& report,
                          const std::function<Result<int>(CommandReport&)>& run) {
   try {
@@ -58,7 +60,8 @@ Result<int> run_printing(CommandReport& report,
   }
 }
 
-// Reports what a signal ended early; the exit status.
+// Adds the item and the JSON key of an interrupted command, and returns its exit status. The JSON
+// is complete text already, so the key is inserted after the first brace.
 int interrupt(CommandReport& report, std::string& json) {
   const int signal = stop_signal();
   const std::string line =
@@ -89,6 +92,7 @@ int run_reported(const CLI::App& command, const ReportOptions& options,
   if (!report.json_.empty()) left = write_output(options.json_path, report.json_);
   if (left) left = leave_files(options, name, report.items_, clock.lap());
   const int status = exit_status(ended);
+  // Annotations follow everything that the command has printed: GitHub reads them line by line.
   std::fflush(stdout);
   if (!options.annotations.empty()) fmt::print("{}", github_annotations(name, report.items_));
   if (!left) return refuse(left.error().message);
@@ -113,12 +117,13 @@ std::int64_t count_of(std::span<const ReportedItem> items, ItemKind kind) {
   return std::ranges::count(items, kind, &ReportedItem::kind);
 }
 
-// A summary's kind of trouble: failed and refused.
+// True for items that fail a command.
 bool is_bad(const ReportedItem& item) {
   return item.kind == ItemKind::failed || item.kind == ItemKind::refused;
 }
 
-// Control characters have no place in XML 1.0 and none in a line of a page.
+// Replaces control characters by '?': XML 1.0 does not allow them, not even escaped. Newline and
+// tab stay.
 std::string printable(std::string_view text) {
   std::string out;
   for (const char c : text) {
@@ -131,7 +136,8 @@ std::string printable(std::string_view text) {
   return out;
 }
 
-// What is not UTF-8 becomes U+FFFD, as JSON's writer has it.
+// Replaces each byte that cannot start or continue a UTF-8 character by U+FFFD. Looser than the
+// JSON writer: overlong forms and surrogates pass.
 std::string utf8(std::string_view text) {
   std::string out;
   const std::string clean = printable(text);
@@ -157,6 +163,7 @@ std::string utf8(std::string_view text) {
 
 std::string xml(std::string_view text) { return escaped_for_markup(utf8(text)); }
 
+// The details, or else the line, and the command that repeats the failure.
 std::string body_of(const ReportedItem& item) {
   std::string text = item.details.empty() ? item.line : item.details;
   if (!text.empty() && text.back() != '\n') text += '\n';
@@ -187,7 +194,7 @@ std::string case_text(std::string_view command, const ReportedItem& item) {
          fmt::format(">\n      <skipped message=\"{}\"/>\n    </testcase>\n", xml(item.line));
 }
 
-// Of a workflow command: what ends it or its properties is written in per cent.
+// Escapes text for a GitHub workflow command: '%' and newline end it, ':' and ',' end a property.
 std::string for_workflow(std::string_view text, bool is_property) {
   std::string out;
   for (const char c : utf8(text)) {
@@ -199,7 +206,7 @@ std::string for_workflow(std::string_view text, bool is_property) {
   return out;
 }
 
-// A cell of a table.
+// Escapes text for a cell of a Markdown table, in one line.
 std::string cell(std::string_view text) {
   std::string out;
   for (const char c : escaped_for_markup(utf8(text))) {
@@ -211,6 +218,8 @@ std::string cell(std::string_view text) {
   return out;
 }
 
+// "lockstep conform: 2 of 7 items failed, 1 refused, 3 skipped". Without a failure it counts the
+// items that agreed.
 std::string headline(std::string_view command, std::span<const ReportedItem> items) {
   const std::int64_t failed = count_of(items, ItemKind::failed);
   const std::int64_t refused = count_of(items, ItemKind::refused);
@@ -236,7 +245,7 @@ std::string stable_line(std::string_view check, std::int64_t step, std::string_v
   std::string line(check);
   if (step >= 0) line += fmt::format(" step {}", step);
   if (!request.empty()) line += fmt::format(" request {}", request);
-  // The audit's own sentences open like that.
+  // The audit's messages already start with this line.
   if (what.starts_with(line)) return std::string(what);
   return line + fmt::format(": {}", what.substr(0, what.find('\n')));
 }

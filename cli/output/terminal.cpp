@@ -22,6 +22,7 @@ std::string duration_text(double seconds) {
 }
 
 std::string size_text(std::int64_t bytes) {
+  // Small counts are shown exactly, since a difference of one byte may matter there.
   if (bytes < 100'000) return counted(bytes, "byte");
   const double mebibytes = static_cast<double>(bytes) / (1024.0 * 1024.0);
   return mebibytes < 1000 ? fmt::format("{:.1f} MiB", mebibytes)
@@ -45,6 +46,7 @@ std::string not_checked_text(std::span<const std::string> not_checked) {
 }
 
 std::string text_of(const std::exception& error) {
+  // std::filesystem's errors are system errors too, but their messages name a file.
   const auto* lost = dynamic_cast<const std::system_error*>(&error);
   if (lost == nullptr || dynamic_cast<const std::filesystem::filesystem_error*>(lost) != nullptr)
     return error.what();
@@ -64,6 +66,7 @@ namespace {
 constexpr std::int64_t kBarWidth = 24;
 constexpr auto kBetweenDraws = std::chrono::milliseconds(80);
 constexpr std::string_view kClearLine = "\r\x1b[K";
+// A rate over less than a second misleads: the first cases are often the slowest.
 constexpr auto kLeastToTell = std::chrono::seconds(1);
 
 }  // namespace
@@ -73,6 +76,7 @@ Progress::Progress(std::string what, std::int64_t total)
       total_(total),
       shown_(isatty(STDERR_FILENO) == 1),
       begin_(Clock::now()),
+      // Short work ends before the line appears.
       next_draw_(begin_ + 3 * kBetweenDraws) {}
 
 Progress::~Progress() {
@@ -96,6 +100,7 @@ void Progress::at(std::int64_t done, std::string_view note) {
 std::string Progress::left_text(std::int64_t done) const {
   const std::chrono::duration<double> so_far = Clock::now() - begin_;
   if (so_far < kLeastToTell || done <= 0 || done >= total_) return {};
+  // Rounded up below a minute, so that the estimate is never "0 s".
   const double left =
       so_far.count() * static_cast<double>(total_ - done) / static_cast<double>(done);
   return fmt::format(", about {} left",

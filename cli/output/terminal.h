@@ -1,4 +1,4 @@
-// Text for a person: numbers, durations, columns, how far work is; and what exit statuses mean.
+// Formats text for a person: numbers, durations, columns, progress; and defines the exit statuses.
 #pragma once
 
 #include <chrono>
@@ -13,7 +13,7 @@
 
 namespace lockstep {
 
-// What every command's exit status means.
+// Exit statuses of every command. Several may apply: each command's head says which one wins.
 inline constexpr int kExitAgreed = 0;         // everything that was compared is equal
 inline constexpr int kExitDisagreed = 1;      // a divergence, a violation, a mismatch
 inline constexpr int kExitRefused = 2;        // an input or an option is wrong, or a device failed
@@ -24,35 +24,37 @@ std::string duration_text(double seconds);                        // "850 ms", "
 std::string size_text(std::int64_t bytes);                        // "8,192 bytes", "1.2 GiB"
 std::string percent_text(std::int64_t part, std::int64_t whole);  // "40.2 %"; "-" of nothing
 
-// One line of a table: a name, a figure, and what more there is to say.
+// Returns one line of a table: a name, a figure, and further words.
 std::string row_text(std::string_view name, std::string_view figure, std::string_view more = {});
 
-// The list that ends the text of every command that judges, "\nNot checked:\n" and a line each;
-// empty: nothing was left out. Its JSON has the same list as `not_checked`.
+// Returns the list that ends the text of every command that judges: "\nNot checked:\n" and a line
+// each; empty: nothing was left out. The JSON has the same list as `not_checked`.
 std::string not_checked_text(std::span<const std::string> not_checked);
 
-// What fmt::print throws when standard output takes no more, or any other exception.
+// Returns the message of an exception. A failed print is reported as a lost standard output.
 std::string text_of(const std::exception& error);
-// Prints "lockstep: MESSAGE" to stderr; kExitRefused.
+// Prints "lockstep: MESSAGE" to standard error and returns kExitRefused. Never throws.
 int refuse(std::string_view message);
-// Of a command that has ended, or refuses.
+// Returns the exit status of a command, after printing its error if it has one.
 int exit_status(const Result<int>& ended);
 
-// A line on a terminal that says how far long work has come, and after a second how long the rest
-// takes at that rate.
+// Shows a line on a terminal with the progress of long work, and after a second the estimated time
+// left, at the rate so far.
 //
 // Invariants
-// (1) In a pipe or a file nothing is written: shown() is false for the object's whole life.
-// (2) The line is on the terminal only while the object lives, and changes at most every 80 ms.
+// (1) Nothing is written to a pipe or a file: shown() is false for the object's whole life.
+// (2) The line exists only while the object lives, and changes at most every 80 ms.
 class Progress {
  public:
-  // `total` of 0: not known, only what is done is shown.
+  // `total` 0: unknown, so only the number of finished items is shown.
   Progress(std::string what, std::int64_t total);
-  ~Progress();  // takes the line away
+  ~Progress();  // clears the line
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
   bool shown() const { return shown_; }
+  // Shows `done` of `total` and a note. Cheap if shown() is false or 80 ms have not passed.
+  // REQUIRES: one thread at a time.
   void at(std::int64_t done, std::string_view note = {});
 
  private:
