@@ -241,8 +241,8 @@ Result<std::unique_ptr<LineProcess>> LineProcess::start(const std::string& comma
   started->from_child_ = std::exchange(out[0], -1);
   started->words_fd_ = std::exchange(words[0], -1);
   close_all();
+  // All waiting happens in wait_for(), which has a time limit and drains standard error.
   for (const int fd : {started->to_child_, started->from_child_, started->words_fd_})
-    // All waiting happens in wait_for(), which has a time limit and drains standard error.
     ::fcntl(fd, F_SETFL, O_NONBLOCK);
   return started;
 }

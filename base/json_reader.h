@@ -76,8 +76,8 @@ class JsonValue {
   bool boolean();
   std::string_view string();  // valid until the next parse()
   std::string_view nonempty_string();
-  template <class T = std::int64_t>
   // Refuses a value outside [min, max] and a number with a point or an exponent, even 3.0.
+  template <class T = std::int64_t>
   requires std::is_integral_v<T> T integer(std::int64_t min = std::numeric_limits<T>::min(),
                                            std::int64_t max = std::numeric_limits<T>::max()) {
     return static_cast<T>(integer_between(min, max));
@@ -89,9 +89,9 @@ class JsonValue {
   // Returns the double nearest to the number's text, for figures that an engine computed in
   // doubles. Other numbers have scaled_decimal(), which does not round.
   double binary64();
-  template <class T>
   // Returns the meaning of one of `words`; after an error, that of the first. REQUIRES: words is
   // not empty.
+  template <class T>
   T word(std::span<const JsonWord<T>> words);
   JsonArray array();
   JsonObject object();

@@ -39,8 +39,8 @@ constexpr std::string_view name_in(const EnumNames<E, N>& table, E value,
   return otherwise;
 }
 
-template <class E, std::size_t N>
 // Returns the value with this word. Absent: no value has it.
+template <class E, std::size_t N>
 constexpr std::optional<E> value_in(const EnumNames<E, N>& table, std::string_view name) {
   for (const Named<E>& row : table)
     if (row.name == name) return row.value;
@@ -64,9 +64,9 @@ constexpr auto spelled() {
   return text.substr(text.rfind(':') + 1);
 }
 
-template <auto value>
 // Holds the letters of a word, because __PRETTY_FUNCTION__ has underscores where the word may have
 // another joint.
+template <auto value>
 inline constexpr auto kLetters = [] {
   std::array<char, spelled<value>().size()> letters{};
   std::ranges::replace_copy(spelled<value>(), letters.begin(), '_', kWordJoint<decltype(value)>);
@@ -93,17 +93,17 @@ inline constexpr auto kWords = []<std::size_t... i>(std::index_sequence<i...>) {
 }
 (std::make_index_sequence<names::count<E>()>());
 
-template <class E>
 // Returns the word of a value; "?" for a number that is not an enumerator, which a cast may have
 // made.
+template <class E>
 requires std::is_enum_v<E>
 constexpr std::string_view name_of(E value) {
   const auto index = static_cast<std::size_t>(value);
   return index < kWords<E>.size() ? kWords<E>[index] : "?";
 }
 
-template <class E>
 // Returns the value with this word. Absent: no value has it. Linear in the number of enumerators.
+template <class E>
 constexpr std::optional<E> from_name(std::string_view name) {
   const auto found = std::ranges::find(kWords<E>, name);
   if (found == kWords<E>.end()) return std::nullopt;
@@ -117,8 +117,8 @@ constexpr std::optional<E> defect_from_name(std::string_view name) {
   const std::optional<E> found = from_name<E>(name);
   return found == E::none ? std::nullopt : found;
 }
-template <class E>
 // Every defect of such an enum, without `none`.
+template <class E>
 inline constexpr auto kAllDefects = [] {
   std::array<E, kWords<E>.size() - 1> all{};
   for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<E>(i + 1);

@@ -132,7 +132,7 @@ std::string hits_text(const HitTotals& hits) {
   return losses.empty() ? text : text + fmt::format("  not hit: {}\n", losses);
 }
 
-// Only the first skipped file has its reason printed; --json has all.
+// Only the first skipped file has its reason printed; --junit has all of them.
 std::string not_audited_text(const AuditTotals& totals) {
   for (const AuditFile& file : totals.files)
     if (!file.skipped.empty())

@@ -1,13 +1,13 @@
 // lockstep bisect CASE vllm-A..vllm-B: which release changes the verdict of a case, as the model
-// decides? lockstep bisect CASE ENGINE GOOD..BAD: which commit changes it, as the engine itself
 // decides?
+// lockstep bisect CASE ENGINE GOOD..BAD: which commit changes it, as the engine itself decides?
 //
 // Between releases the model runs under each profile, and the policies that differ are switched one
 // by one to name the cause. Between commits each candidate's source is exported and its scheduler
 // runs.
 //
-// A binary search, so it takes the verdict to change once. If it changes several times, one of the
-// changes is found, and a third verdict at the end of the range is reported.
+// A binary search, so it assumes that the verdict changes once. If it changes several times, one of
+// the changes is found, and a third verdict at the end of the range is reported.
 //
 // Not compared: anything after the first failing check of a case.
 #include <fmt/format.h>

@@ -1,4 +1,5 @@
-// lockstep engines [ENGINE]: which releases and policies does the model know?
+// lockstep engines [ENGINE]: which releases and policies are modelled, and what did each release
+// change?
 //
 // Without an argument: what each release changed, and what is and is not modelled. With one: every
 // policy of that profile. --markdown prints docs/reference/releases.md, so that the page cannot
@@ -100,7 +101,7 @@ void print_engines() {
   fmt::print("{}", not_modelled_text());
 }
 
-// "recompute | skip": every value that the policy may have.
+// Returns every word that the policy may have, separated by " | ".
 std::string values_text(const Policy& policy) {
   std::string text;
   for (const PolicyValue& value : policy.values)

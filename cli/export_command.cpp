@@ -115,8 +115,8 @@ std::string send_text(const ExportedTrace& exported, ExportAs as, const std::str
   return {};
 }
 
-// Says what was written, what was left out, and how to use it. Prompts of a live server differ in
-// tokens, not in what they share.
+// Returns what was written, what was left out, and how to use it. Prompts of a live server differ
+// in tokens, not in what they share.
 std::string summary_text(const ExportCommand& command, const ExportedTrace& exported,
                          const Exported& read) {
   const std::string file = command.out.empty() ? "FILE" : command.out;

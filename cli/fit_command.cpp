@@ -150,9 +150,9 @@ Result<void> save_cut(const Fit& fit, const std::string& path) {
     LS_RETURN_IF_ERROR(writer.write(step));
     ++steps;
   }
+  // A shortened recording is marked as cut off, because its requests are not finished.
   return writer.close(steps == std::ssize(recording.steps)
                           ? recording.end
-                          // Marked as cut off, because its requests are not finished.
                           : RecordingEnd{.steps = steps, .unfinished = {}, .is_cut_off = true});
 }
 

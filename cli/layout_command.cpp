@@ -1,5 +1,5 @@
-// lockstep layout --model NAME|FILE: how does an engine lay out a model's cache? lockstep model
-// CONFIG --from vllm:DIR --out FILE: which layers does an installed engine build?
+// lockstep layout --model NAME|FILE: how does an engine lay out a model's cache?
+// lockstep model CONFIG --from vllm:DIR --out FILE: which layers does an installed engine build?
 //
 // `layout` prints the plan that an engine derives before the first token: groups, tensors, strides,
 // capacity, and the proof that no two layers overlap (sim/report/plan_report.h). `capacity`
@@ -61,7 +61,8 @@ struct ModelCommand {
 Result<int> write_model(const ModelCommand& command) {
   LS_ASSIGN_OR_RETURN(const std::string text, engine_model(command.config, command.from));
   LS_RETURN_IF_ERROR(write_output(command.path, text));
-  // Reads back what was written, so that a file that `layout` would refuse is noticed here.
+  // Parsed again for the counts of the message. engine_model() has refused a text that is not a
+  // model file.
   LS_ASSIGN_OR_RETURN(const ModelSpec model, model_from_text(text, command.path));
   fmt::print("{}: {} layers with a cache, {} kinds, as {} builds them\n", command.path,
              model.layers.size(), model.kinds.size(), command.from);

@@ -51,8 +51,8 @@ Result<bool> is_placed(const LayoutArguments& arguments);
 std::vector<std::string> plan_warnings(const LayoutArguments& arguments, const ModelSpec& model,
                                        const PlanOptions& options, std::int64_t hit_step_tokens);
 
-// Returns bytes: "40GiB", "40G" (also 2^30), "512MiB", "42949672960". Refuses more than 2^50, which
-// no machine has and which would overflow later products.
+// Returns bytes: "40GiB", "40G" (also 2^30), "512MiB", "42949672960". Refuses more than 2^50 bytes:
+// products of larger sizes could overflow.
 Result<std::int64_t> parse_size(std::string_view text);
 
 }  // namespace lockstep

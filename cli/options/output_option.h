@@ -18,7 +18,7 @@ namespace lockstep {
 // Declares an output file.
 CLI::Option* declare_output(CLI::App& command, const std::string& flag, std::string& path,
                             const std::string& help);
-// Declares an output folder, which the command creates if it does not exist.
+// Declares an output folder, which need not exist yet.
 CLI::Option* declare_output_folder(CLI::App& command, const std::string& flag, std::string& path,
                                    const std::string& help);
 // True for an option that one of these functions declared.

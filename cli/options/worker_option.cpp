@@ -109,8 +109,8 @@ bool takes(const EngineHello& hello, std::string_view word) {
 }  // namespace
 
 void fit_generator(const EngineHello& hello, GeneratorOptions& generator) {
-  // The protocol has no several devices, host memory or transfers, and real numbers need kernels of
-  // this program.
+  // The protocol has one device, and neither host memory nor transfers. Real numbers need kernels
+  // of this program.
   generator.never.add({Feature::context_parallel, Feature::tensor_parallel,
                        Feature::pipeline_parallel, Feature::data_parallel, Feature::connector_peers,
                        Feature::host_tier, Feature::failing_loads, Feature::load_failure_fails,

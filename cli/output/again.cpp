@@ -20,7 +20,8 @@ bool holds(const std::vector<std::string>& names, const std::string& name) {
   return std::ranges::find(names, name) != names.end();
 }
 
-// Positional arguments precede the options, and --annotations prints to a page of a CI job.
+// True for positional arguments, which are added separately, for outputs, for --annotations, which
+// only a CI page reads, and for what the change leaves out or replaces.
 bool is_left_out(const CLI::Option& option, const AgainChange& change) {
   if (option.count() == 0 || option.get_positional() || names_output(option)) return true;
   const std::string name = option.get_name();

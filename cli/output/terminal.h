@@ -13,14 +13,14 @@
 
 namespace lockstep {
 
-// Exit statuses of every command. Several may apply: each command's head says which one wins.
+// Exit statuses of every command.
 inline constexpr int kExitAgreed = 0;         // everything that was compared is equal
 inline constexpr int kExitDisagreed = 1;      // a divergence, a violation, a mismatch
 inline constexpr int kExitRefused = 2;        // an input or an option is wrong, or a device failed
 inline constexpr int kExitStuck = 3;          // requests wait forever
 inline constexpr int kExitNotReproduced = 4;  // a saved failure does not fail here
 
-std::string duration_text(double seconds);                        // "850 ms", "12.3 s", "2 min 5 s"
+std::string duration_text(double seconds);                        // "12.30 s", "2 min 5 s"
 std::string size_text(std::int64_t bytes);                        // "8,192 bytes", "1.2 GiB"
 std::string percent_text(std::int64_t part, std::int64_t whole);  // "40.2 %"; "-" of nothing
 
