@@ -106,9 +106,11 @@ bool FollowingChild::listen(ChildAnswer& answer) const {
   std::array<char, 4096> buffer;
   while (ends[0].fd >= 0 || ends[1].fd >= 0) {
     auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now());
+    // /proc is read only when the limit has passed, not in every round.
     if (left.count() <= 0) left += time_without_processor(child_) - lost_before;
     if (left.count() <= 0) return false;
     const int ready = ::poll(ends.data(), ends.size(), static_cast<int>(left.count()));
+    // A signal that interrupts poll() is not a failure of the child.
     if (ready < 0 && errno != EINTR) return false;
     if (ready <= 0) continue;
     for (pollfd& end : ends) {
@@ -131,6 +133,7 @@ Result<ChildAnswer> FollowingChild::run(const std::function<std::string()>& work
   ChildAnswer answer;
   char next = 0;
   if (child_ == 0) {
+    // The child: waits for its turn. The parent's end is closed if the parent has ended.
     if (::read(line_fd_, &next, 1) != 1) ::_exit(0);
     answer.text = work();
     write_all(line_fd_, answer.text + kEndOfAnswer);
@@ -248,6 +251,7 @@ Result<std::unique_ptr<LineProcess>> LineProcess::start(const std::string& comma
 }
 
 LineProcess::~LineProcess() {
+  // The end of its input asks the child to exit.
   close_fd(to_child_);
   if (::getpid() == owner_ && !reaped_) {
     // Drains standard error while it waits: a child that writes a long report on exit would block
@@ -263,6 +267,7 @@ LineProcess::~LineProcess() {
       ::poll(nullptr, 0, 1);
     }
   }
+  // Only after the child is gone: its group id may be reused from now on.
   if (::getpid() == owner_) remove_group_to_kill(child_);
   close_fd(from_child_);
   close_fd(words_fd_);

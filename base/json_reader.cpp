@@ -262,6 +262,8 @@ double JsonValue::binary64() {
   if (reader_ == nullptr) return 0;
   if (!is_number()) refuse("a number");
   if (!reader_->ok()) return 0;
+  // Parsed from the digits and not from nlohmann's double, so that an integer above 2^53 is rounded
+  // once.
   const std::string text = reader_->number_text(index_);
   double value = 0;
   const auto [end, status] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -299,6 +301,7 @@ JsonValue JsonArray::operator[](std::size_t i) const {
   return {reader_, index};
 }
 
+// O(1) for keys in file order. 0, the root, is never an entry, so it stands for "none".
 std::uint32_t JsonObject::find(std::string_view key) const {
   if (first_ == 0) return 0;
   // Two rounds: from where the last key was found to the end, then from the start to there.
@@ -440,6 +443,7 @@ class JsonBuilder {
     reason = reason.substr(0, reason.find("; last read"));
     position_ = std::min(position, reader_.text_.size());
     at_end_ = position >= reader_.text_.size();
+    // The last bytes before the error: enough to find it in a line of megabytes.
     constexpr std::size_t kShown = 24;
     const std::size_t from = position_ - std::min(position_, kShown);
     reason_ = fmt::format("found `{}`; expected JSON ({})",
@@ -468,6 +472,8 @@ class JsonBuilder {
     return static_cast<std::uint32_t>(*reached_ - reader_.text_.data());
   }
 
+  // Appends a node and links it to its parent and its previous sibling. key_ is consumed: it
+  // belongs to the next value only, and an element of an array has none.
   bool scalar(Kind kind, std::uint64_t magnitude, bool negative) {
     const auto index = static_cast<std::uint32_t>(reader_.nodes_.size());
     JsonReader::Node node;
@@ -567,6 +573,7 @@ bool JsonReader::parse(std::string_view text, std::int64_t line, bool cut_off) {
     fail_at(*object, builder.reason());
     return false;
   }
+  // A syntax error: its position counts bytes of the text, which may span lines.
   const std::size_t position = std::min(builder.position(), text.size());
   const std::string_view before = text.substr(0, position == 0 ? 0 : position - 1);
   const auto lines = std::count(before.begin(), before.end(), '\n');

@@ -17,6 +17,7 @@ std::size_t utf8_length(std::string_view text) {
   };
   const unsigned first = byte(0);
   std::size_t length = 0;
+  // E0 80..9F is overlong, ED A0..BF a surrogate, F0 80..8F overlong, F4 90..BF above U+10FFFF.
   unsigned low = 0x80, high = 0xbf;  // of the second byte
   if (first < 0x80) return 1;
   if (first >= 0xc2 && first <= 0xdf) length = 2;

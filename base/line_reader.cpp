@@ -48,6 +48,8 @@ Result<ByteSource> ByteSource::open(const std::string& path) {
   struct stat status {};
   if (::fstat(source.fd_, &status) == 0 && S_ISDIR(status.st_mode))
     return fail("{}: found a folder; expected a file", path);
+  // Only a regular file can be read again from its start. `zcat trace.gz | lockstep replay
+  // /dev/stdin` reads plain bytes.
   if (S_ISREG(status.st_mode) && starts_as_gzip(source.fd_)) {
     source.gzip_ = ::gzdopen(source.fd_, "rb");
     if (source.gzip_ == nullptr) return fail("{}: no memory to unpack it", path);
@@ -114,6 +116,7 @@ Result<void> LineReader::check_start() const {
   return {};
 }
 
+// Swaps every member, so a moved-from reader owns the resources of the target and closes them.
 LineReader::LineReader(LineReader&& other) noexcept { *this = std::move(other); }
 
 LineReader& LineReader::operator=(LineReader&& other) noexcept {
@@ -171,6 +174,7 @@ Result<bool> LineReader::next_of_file(std::string_view& line) {
     end = buffer_.find('\n', searched);
   }
   if (end == std::string::npos && begin_ == buffer_.size()) return false;
+  // A last line without a newline may be complete or cut off; the reader of its format decides.
   cut_off_ = end == std::string::npos;
   if (cut_off_) end = buffer_.size();
   line = std::string_view(buffer_).substr(begin_, end - begin_);
@@ -179,6 +183,7 @@ Result<bool> LineReader::next_of_file(std::string_view& line) {
     return refuse(fmt::format("found a line of more than {0} bytes; expected at most {0}",
                               kJsonTextBytesMax));
   }
+  // The length is checked first: \r counts towards the limit.
   if (line.ends_with('\r')) line.remove_suffix(1);
   if (line.find_first_not_of(" \t") == line.npos)
     return refuse("found an empty line; expected a record");

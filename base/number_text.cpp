@@ -55,6 +55,7 @@ std::string decimal_text_of(std::int64_t scaled, int digits) {
   const std::string text = fmt::format("{:0>{}}", scaled < 0 ? 0 - bits : bits, digits + 1);
   const std::size_t whole = text.size() - static_cast<std::size_t>(digits);
   std::string_view fraction = std::string_view(text).substr(whole);
+  // Trailing zeros carry no information; at least one digit stays after the point.
   while (fraction.ends_with('0')) fraction.remove_suffix(1);
   return fmt::format("{}{}.{}", scaled < 0 ? "-" : "", std::string_view(text).substr(0, whole),
                      fraction.empty() ? "0" : fraction);

@@ -101,6 +101,7 @@ OutputFile::OutputFile(std::string path, std::string target, std::string partial
 Result<OutputFile> OutputFile::create(const std::string& path) {
   if (const int already = open_already(path); already >= 0) {
     std::fflush(stdout);
+    // A duplicate, so that closing the output does not close standard output for later messages.
     const int fd = ::fcntl(already, F_DUPFD_CLOEXEC, 0);
     if (fd < 0) return refuse(path, "written");
     return OutputFile(path, path, "", fd);
@@ -110,11 +111,14 @@ Result<OutputFile> OutputFile::create(const std::string& path) {
   struct stat file;
   const bool exists = ::stat(target.c_str(), &file) == 0;
   if (!exists || S_ISREG(file.st_mode)) {
+    // In the target's folder, because rename(2) does not cross file systems. The process id
+    // separates two commands that write the same file.
     std::string partial = fmt::format("{}.partial-{}", target, ::getpid());
     const int fd = open_partial(partial, exists ? &file : nullptr);
     if (fd >= 0) return OutputFile(path, target, std::move(partial), fd);
     if (!exists) return refuse(path, "written");
   }
+  // A device or FIFO is opened without O_TRUNC, which has no meaning for it.
   const int truncates = S_ISREG(file.st_mode) ? O_TRUNC : 0;
   const int fd = ::open(target.c_str(), O_WRONLY | O_CLOEXEC | truncates);
   if (fd < 0) return refuse(path, "written");
@@ -201,6 +205,7 @@ Result<void> check_output(const std::string& path) {
 Result<void> check_output_folder(const std::string& path) {
   std::error_code error;
   fs::path there = fs::absolute(path, error);
+  // The nearest existing parent: create_directories() will make the rest.
   while (!fs::exists(there, error) && there.has_relative_path()) there = there.parent_path();
   if (!fs::is_directory(there, error)) return fail("{}: {} is not a folder", path, there.string());
   return ::access(there.c_str(), W_OK) == 0 ? Result<void>() : refuse(path, "written");

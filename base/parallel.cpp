@@ -47,6 +47,7 @@ ThreadTeam::~ThreadTeam() {
 }
 
 void ThreadTeam::run(const std::function<void(int member)>& work) {
+  // Not a lock: only programmer errors call run() from two threads.
   LS_CHECK(work_ == nullptr, "a team of {} threads works already", size());
   work_ = &work;
   turn_.arrive_and_wait();

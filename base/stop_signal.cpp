@@ -35,7 +35,9 @@ void on_signal(int signal) {
     first_signal = signal;
     return;
   }
+  // A second delivery of the same request to stop, not the user's second Ctrl-C.
   if (now - first < kSameSignalNs) return;
+  // A negative id addresses the whole group: an engine and what its shell started.
   for (const auto& group : groups)
     if (const pid_t id = group.load(); id > 0) ::kill(-id, SIGKILL);
   ::_exit(128 + signal);

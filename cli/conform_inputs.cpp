@@ -37,6 +37,7 @@ void add_file(const std::string& path, ConformInputs& inputs) {
 
 Result<void> add_folder(const std::string& folder, ConformInputs& inputs) {
   std::error_code error;
+  // The order of a directory is the file system's; find_conform_inputs() sorts afterwards.
   fs::recursive_directory_iterator entries(folder, error);
   for (; !error && entries != fs::end(entries); entries.increment(error)) {
     if (!entries->is_regular_file()) continue;
@@ -69,6 +70,7 @@ Result<ConformInputs> find_conform_inputs(const std::vector<std::string>& paths)
   }
   sort_and_unite(inputs.schedules);
   sort_and_unite(inputs.layouts);
+  // A named file would be in one of the three lists, so only folders without a recording get here.
   if (inputs.schedules.empty() && inputs.layouts.empty() && inputs.refused.empty()) {
     return fail("{}: no recording there", paths.front());
   }
@@ -76,6 +78,7 @@ Result<ConformInputs> find_conform_inputs(const std::vector<std::string>& paths)
 }
 
 std::string refused_text(std::span<const RefusedFile> refused) {
+  // A folder of thousands of files of an old format must not scroll the result away.
   constexpr std::size_t kShown = 20;
   if (refused.empty()) return {};
   std::string text =
@@ -107,6 +110,7 @@ void add_refused(std::span<const RefusedFile> refused, CommandReport& report) {
 int judged_exit_code(std::span<const RefusedFile> refused, std::int64_t num_judged,
                      bool any_found) {
   if (refused.empty()) return any_found ? kExitDisagreed : kExitAgreed;
+  // There is no summary that could have listed the reasons.
   if (num_judged == 0) {
     for (const RefusedFile& file : refused) refuse(file.reason);
     return kExitRefused;

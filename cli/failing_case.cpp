@@ -50,6 +50,8 @@ JudgeCase judging_with(const SavedCase& first, const FailingCaseOptions& options
 Result<SavedCase> read_recorded_case(const std::string& path, const FailingCaseOptions& options) {
   LS_ASSIGN_OR_RETURN(auto recording, read_recording(path));
   const bool follows = options.decide != "model" && options.engines == nullptr;
+  // A case needs the memory of one profile; a recording of another engine is followed in the
+  // default one.
   if (follows) {
     if (const std::string why_not = why_not_audited(recording.header); !why_not.empty())
       return fail("{}: {}; give --decide model", path, why_not);
@@ -63,6 +65,7 @@ Result<SavedCase> read_recorded_case(const std::string& path, const FailingCaseO
 // case, rules about policy are off: removing requests while shrinking breaks those first, and would
 // hide the failure.
 AuditedRules rules_for(const SavedCase& saved) {
+  // "audit.attention_read": the check of a failed audit is its rule.
   constexpr std::string_view kAudit = "audit.";
   if (!saved.expected || !saved.expected->check.starts_with(kAudit)) return AuditedRules::all;
   const auto rule = from_name<AuditRule>(saved.expected->check.substr(kAudit.size()));
@@ -173,6 +176,7 @@ RecordingEnd end_within_step(const Recording& recording) {
 
 Result<bool> write_recording(const std::string& path, const SavedCase& saved,
                              const FailingCaseOptions& options) {
+  // Judged a second time, with a recorder: a run that shrinks does not record its candidates.
   Recording recording;
   FactsOfRun facts;
   JudgeOptions judging;
@@ -184,6 +188,8 @@ Result<bool> write_recording(const std::string& path, const SavedCase& saved,
   // An end line that counts fewer steps was written before the failing step.
   if (recording.end.steps != std::ssize(recording.steps))
     recording.end = end_within_step(recording);
+  // An engine's own failure belongs to the recording: repeating it without the engine must report
+  // it too.
   if (outcome.kind == OutcomeKind::stuck || outcome.check.starts_with("engine.")) {
     recording.end.failed_check = outcome.check;
     recording.end.failed_what = outcome.what;
@@ -273,6 +279,8 @@ Result<ShrunkCase> shrink_case(const SavedCase& saved, const Failure& failure,
   };
   Stopwatch clock;
   double elapsed = 0;
+  // The expected verdict decides the rules of the audit (rules_for()), so it is that of this
+  // failure.
   SavedCase first = saved;
   first.expected = expected_of(failure);
   const StillFails still_fails = fails_like(failure, judging_with(first, options));
@@ -293,6 +301,7 @@ Result<ShrunkCase> shrink_case(const SavedCase& saved, const Failure& failure,
   // The shrinker saw no failing candidate because of the clock, so minimality is not proved.
   result->is_minimal &= !out_of_time();
   result->smallest.expected = first.expected;
+  // The smallest case may fail in another step or request than the first one.
   LS_ASSIGN_OR_RETURN(Failure smallest, failure_of(result->smallest, options));
   result->smallest.decided_by = decider_of(options);
   result->smallest.worked_by = worker_of(options);
@@ -482,6 +491,7 @@ Result<void> FuzzCases::finish(double shrink_seconds) {
   for (const Kept& kept : kept_) {
     lines_ += line_of(kept.path, kept.saved, {});
     LS_RETURN_IF_ERROR(add_recording(kept.path, kept.saved));
+    // After a stop signal the recordings are still written: they need one run each.
     if (shrink_seconds == 0 || stop_requested()) continue;
     if (!is_shrunk(kept)) continue;
     LS_ASSIGN_OR_RETURN(const auto failure, failure_of(kept.saved, judging_));

@@ -95,6 +95,7 @@ Result<Table> try_all(const FindingsOptions& options) {
   std::int64_t done = 0;
   for (const std::string& engine : options.engines) {
     progress.at(done, fmt::format("starting {}", engine));
+    // Destroyed at the end of each round, which ends the process before the next engine starts.
     LS_ASSIGN_OR_RETURN(const auto engines, open_decisions({.decisions = engine,
                                                             .timeout_s = options.timeout_s,
                                                             .option = "--engine"}));
@@ -189,6 +190,7 @@ std::string reasons_text(const Table& table, FindingVerdict verdict) {
       const std::string version = version_of(table.columns[c].engine);
       for (std::size_t at = what.find(version); at != std::string::npos; at = what.find(version))
         what.replace(at, version.size(), "this release");
+      // A failure by another check is named, since its message does not name the finding.
       if (verdict == FindingVerdict::other) what = fmt::format("{}: {}", trial.check, what);
       if (const std::size_t end = what.find('\n'); end != std::string::npos) what.erase(end);
       const auto same = std::ranges::find(said, what, &decltype(said)::value_type::first);
@@ -282,6 +284,7 @@ Result<void> merge_table(const std::string& path, Table& table) {
       number.refuse("a finding of docs/findings.md");
       break;
     }
+    // The tables' rows are compared by identity below, so they must be those of this program.
     findings.push_back(&*known);
     finding.optional("title");
     finding.optional("not_seen");
@@ -307,6 +310,7 @@ Result<void> merge_table(const std::string& path, Table& table) {
   }
   whole.finish();
   if (!json.ok()) return tl::unexpected(json.error());
+  // Every engine has one cell per finding, in the same order.
   const bool whole_columns = std::ranges::all_of(
       columns, [&](const Column& column) { return column.trials.size() == findings.size(); });
   if (!whole_columns || (!table.columns.empty() && findings != table.findings))

@@ -66,6 +66,7 @@ std::vector<std::string> not_checked_of(const PairReport& report) {
     lines.emplace_back("the bytes of pages, staged, sent and loaded: --backend simt has them");
   for (const RunSummary* engine : {&report.prefill, &report.decode})
     for (const std::string& line : engine->not_checked)
+      // Both engines usually leave out the same things.
       if (std::ranges::find(lines, line) == lines.end()) lines.push_back(line);
   return lines;
 }
@@ -208,6 +209,7 @@ std::string pair_json(const std::string& file, const PairOptions& options,
       {"staging_blocks", options.staging_blocks},
       {"kv_load_failure_policy",
        options.load_failure_policy == KVLoadFailurePolicy::fail ? "fail" : "recompute"},
+      // One defect is planted at most: of the transfer, or of both engines.
       {"mutant", options.defect == TransferDefect::none
                      ? std::string_view(options.decode.backend.mutant)
                      : name_of(options.defect)},
@@ -376,9 +378,11 @@ Result<PreparedPair> prepare(const PairCommandOptions& given) {
   if (input.trace == nullptr)
     return fail("{}: {} is what one engine did; give a trace of requests", replay.file,
                 name_of(input.format));
+  // The file is read once: both engines receive the same trace.
   LS_ASSIGN_OR_RETURN(auto decode, resolve_replay(replay, input));
   LS_ASSIGN_OR_RETURN(prepared.decode,
                       open_backends(decode.config.backend, replay_backend(decode.run.backend)));
+  // From here on `run` describes the prefill engine.
   if (given.prefill_blocks) {
     run.spec.cache.num_blocks = *given.prefill_blocks;
     run.add(run_field("num_blocks"));
@@ -401,6 +405,7 @@ Result<PreparedPair> prepare(const PairCommandOptions& given) {
   options.steps_max = given.steps_max;
   options.step_time = decode.run.step_time;
   options.load_failure_policy = given.replay.run.spec.connector.load_failure_policy;
+  // One client for both engines; the prefill engine's own workload is not used.
   prepared.client = std::move(decode.parts.clients);
   prepared.num_records = decode.num_records;
   return prepared;

@@ -79,8 +79,8 @@ std::string engine_text(const RunSpec& run) {
   return text;
 }
 
-// "10 layers of full_attention, 8 x 128 bf16, blocks of 16 tokens": kv heads x head size. A state
-// has no entries per token, so its line has the cache mode instead.
+// "10 layers of full, 8 x 128 bf16, blocks of 16 tokens": kv heads x head size. A state has no
+// entries per token, so its line has the cache mode instead.
 std::string group_text(const KVCacheGroupSpec& group) {
   const KVCacheSpec& spec = group.spec;
   const std::string layers = counted(static_cast<std::int64_t>(group.layer_names.size()), "layer");
@@ -163,6 +163,7 @@ std::string configuration_text(const OpenReplay& prepared) {
   text += fmt::format("  device  {}\n", ranks.empty() ? "none: the model alone"
                                                       : fmt::format("{}: {}", ranks.front()->name(),
                                                                     ranks.front()->device()));
+  // Every rank is compared with its own part of the expectations.
   if (ranks.size() > 1)
     text += fmt::format("  ranks   {}: {}, each with its own device\n", ranks.size(),
                         ranks_text(prepared.config.backend));
@@ -274,7 +275,9 @@ std::string summary_text(const RunSummary& s, const OpenReplay& prepared) {
     row("", with_commas(s.frees_delayed),
         fmt::format("frees delayed; {} of host blocks", counted(s.host_evictions, "eviction")));
   }
+  // Without a backend all of these counts are zero.
   if (s.backend != "none") text += checked_text(s);
+  // A rank without a graph for its size makes all ranks run without one.
   if (s.graphs.captured > 0)
     row("graphs", with_commas(s.graphs.captured),
         fmt::format("captured; {} replayed in their stead{}", with_commas(s.graphs.replayed),
@@ -319,6 +322,7 @@ std::string missed_totals(const OpenReplay& prepared, const RunSummary& summary)
   const BenchmarkTotals& totals = *prepared.totals;
   std::string text;
   const auto compare = [&text](std::string_view what, std::int64_t recorded, std::int64_t model) {
+    // Only totals that differ are listed; the caller prints that all were reached.
     if (recorded == model) return;
     text +=
         fmt::format("{}: recorded {}, model {}\n", what, with_commas(recorded), with_commas(model));
@@ -391,6 +395,7 @@ std::string summary_json(const ReplayOptions& options, const OpenReplay& prepare
       json["fault_effects"][std::string(name_of(static_cast<FaultKind>(i)))] =
           num_effects(prepared, static_cast<FaultKind>(i));
   }
+  // The summary's keys are at the top level, after those of the configuration.
   json.update(json_of(summary));
   if (const auto hits = hits_of(prepared)) {
     json["prefix_hits"] = json_of(*hits);

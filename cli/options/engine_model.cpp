@@ -34,6 +34,7 @@ Result<std::string> engine_model(const std::string& config, const std::string& f
   namespace fs = std::filesystem;
   if (from != "vllm" && !from.starts_with("vllm:"))
     return fail("--from {}: expected vllm or vllm:DIR", from);
+  // An engine reads a model's whole folder, not only its config.json.
   const fs::path folder =
       fs::is_directory(config) ? fs::path(config) : fs::absolute(config).parent_path();
   if (!fs::is_regular_file(folder / "config.json"))
@@ -66,6 +67,7 @@ Result<std::string> engine_model(const std::string& config, const std::string& f
 Result<void> take_engine_model(std::string& config, const std::string& from) {
   if (from.empty()) return {};
   LS_ASSIGN_OR_RETURN(const std::string text, engine_model(config, from));
+  // The name is a hash of the text: a repeated command finds the same file.
   const auto name = fmt::format("lockstep-model-{:016x}.json", std::hash<std::string>{}(text));
   const std::string path = (std::filesystem::temp_directory_path() / name).string();
   LS_RETURN_IF_ERROR(write_output(path, text));

@@ -24,6 +24,7 @@ bool is_on_gpu(std::string_view backend) { return backend.starts_with("cuda_"); 
 // Returns the processes of a Python class, started at the first call for it. They live as long as
 // this program: a process imports torch, which costs more than most cases.
 Result<std::shared_ptr<ForeignEngines>> processes_of(const std::string& backend) {
+  // Runs in several threads share the processes; ForeignEngines lends each thread its own.
   static std::mutex mutex;
   static std::map<std::string, std::shared_ptr<ForeignEngines>> started;
   const std::lock_guard lock(mutex);

@@ -41,6 +41,7 @@ Result<void> set_kv_dtype(std::string_view text, PlanOptions& options) {
 }  // namespace
 
 void add_layout_options(CLI::App& command, LayoutArguments& a) {
+  // Limits far above any deployment: they keep products of ranks, layers and tokens within 64 bits.
   const auto ranks = CLI::Range(std::int64_t{1}, kRanksMax);
   const auto tokens = CLI::Range(std::int64_t{1}, kTokensMax);
   command.add_option("--tp", a.plan.tp, "tensor parallel ranks")->check(ranks);
@@ -55,6 +56,8 @@ void add_layout_options(CLI::App& command, LayoutArguments& a) {
       "--layout", a.layout,
       "one of six orders (NHD: as the engine chooses); before vllm-0.33.0 NHD or HND");
   command.add_option("--memory", a.memory, "for the cache, per worker: 40GiB, 512MiB, bytes");
+  // As vLLM's --num-gpu-blocks-override: replaces the number that the memory gives (vLLM 0.33.0,
+  // v1/core/kv_cache_planning.py, may_override_num_blocks()).
   command.add_option("--num-blocks", a.plan.num_gpu_blocks_override, "blocks, whatever the memory")
       ->check(tokens);
   command.add_option("--num-spec", a.plan.num_spec, "speculative tokens")
@@ -76,8 +79,10 @@ void add_layout_options(CLI::App& command, LayoutArguments& a) {
       .add_option("--mamba-block-size", a.plan.mamba_block_size,
                   "mode all: tokens of a state chunk")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20));
+  // Windows and chunks become full attention, so no block is freed before its request ends.
   command.add_flag("--disable-hybrid-kv-cache-manager", a.plan.disable_hybrid_kv_cache_manager,
                    "windows and chunks keep all their blocks");
+  // HiSparse exists only in the overlaid planner; plan_options() refuses it for an older release.
   CLI::Option* const host = command.add_option("--hisparse-host", a.host_pool,
                                                "HiSparse with a host pool of that size: 64GiB");
   command
@@ -102,6 +107,7 @@ Result<bool> is_placed(const LayoutArguments& a) {
 std::vector<std::string> plan_warnings(const LayoutArguments& a, const ModelSpec& model,
                                        const PlanOptions& options, std::int64_t hit_step_tokens) {
   std::vector<std::string> warnings;
+  // An unknown release was refused by is_placed(), so null does not occur here.
   const Release* release = find_release(a.engine);
   if (release != nullptr && !overlays_groups(*release) && release->name != kPlannerOfTensors)
     warnings.push_back(fmt::format(
@@ -128,10 +134,12 @@ Result<std::int64_t> parse_size(std::string_view text) {
                                                                            {"M", 20},
                                                                            {"G", 30},
                                                                            {"T", 40}});
+  // from_chars() ignores the locale, and accepts "1.5GiB".
   double number = 0;
   const auto [end, status] = std::from_chars(text.data(), text.data() + text.size(), number);
   const std::string_view unit(end, static_cast<std::size_t>(text.data() + text.size() - end));
   const auto known = std::ranges::find(kUnits, unit, &std::pair<std::string_view, int>::first);
+  // -1 and NaN fail the comparison below; infinity exceeds its limit.
   const double bytes = known == kUnits.end() ? -1 : std::ldexp(number, known->second);
   if (status != std::errc{} || !(bytes >= 0) || bytes > std::ldexp(1, 50))
     return fail("--memory: '{}' is not a size; write 40GiB, 512MiB or a number of bytes", text);
@@ -143,6 +151,8 @@ Result<PlanOptions> plan_options(const LayoutArguments& a, const ModelSpec& mode
   // Only the overlaid planner places the layers of a draft model.
   LS_ASSIGN_OR_RETURN(const bool placed, is_placed(a));
   o.has_drafter = placed && o.num_spec > 0;
+  // A request of a model's full million tokens would not fit most memories, and the plan would be
+  // refused.
   if (o.max_model_len == 0) o.max_model_len = std::min<std::int64_t>(model.max_model_len, 32768);
   o.mamba_chunk_size = model.mamba_chunk_size;
   o.mtp_modules = model.mtp_modules;

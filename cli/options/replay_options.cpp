@@ -114,6 +114,7 @@ Result<std::unique_ptr<Backend>> make_backend(std::string_view name, const Backe
         "--backend {}: expected auto, cuda, simt, none, your kernels (FILE.so), vllm[:DIR] "
         "or worker:COMMAND",
         name);
+  // With one stream there is no order to change.
   if (config.delay_streams && config.num_streams < 2)
     return fail("--delay-streams moves operations of different streams; give --streams 2 or more");
   const bool on_cpu = config.check != CheckMode::fast || config.delay_streams;
@@ -129,6 +130,7 @@ Result<void> plan_faults(PreparedReplay& prepared) {
   RunSpec& run = prepared.run;
   const std::string& given = run.recipe.faults;
   if (given.empty()) return {};
+  // A text that is a whole number is a seed; a list of faults never is.
   std::uint64_t seed = 0;
   const char* const end = given.data() + given.size();
   const auto [behind, error] = std::from_chars(given.data(), end, seed);
@@ -235,6 +237,7 @@ void declare_replay_options(CLI::App& command, ReplayOptions& o) {
                  "of a recording on an engine\'s own worker: the recording with what the worker "
                  "did, for `lockstep audit` (docs/formats.md)")
       ->group(group);
+  // --shrink writes into the folder of --save, so it requires the option.
   CLI::Option* save =
       declare_output_folder(command, "--save", o.save_dir, "folder for the case of a divergence")
           ->group(group);
@@ -266,6 +269,7 @@ Result<OpenReplay> open_replay(ReplayRequest request,
   LS_ASSIGN_OR_RETURN(auto prepared, prepare_replay(request));
   OpenReplay replay{std::move(prepared), nullptr, {}, nullptr};
   LS_RETURN_IF_ERROR(plan_faults(replay));
+  // Planned before the session opens, and kept in `run` so that a saved case repeats them.
   replay.parts.faults = replay.run.faults;
   if (backend_of) {
     LS_ASSIGN_OR_RETURN(replay.parts.backend, backend_of(replay));

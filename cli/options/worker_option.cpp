@@ -31,6 +31,7 @@ void declare_worker(CLI::App& command, WorkerOptions& options) {
 
 WorkerOptions with_case(WorkerOptions options, const std::optional<WorkedBy>& worked_by) {
   if (!worked_by) return options;
+  // The command line wins: it may repeat a case on another runner on purpose.
   if (options.runner.empty()) options.runner = worked_by->runner;
   if (options.states.empty()) options.states = worked_by->states;
   if (options.plant.empty()) options.plant = worked_by->plant;
@@ -63,6 +64,8 @@ BackendFactory worker_factory(std::shared_ptr<ForeignEngines> workers, FactsSink
 }
 
 BackendFactory worker_factory(const std::string& backend, const WorkerOptions& options) {
+  // The processes are shared by the copies of this factory, and start when the first backend is
+  // made.
   return [backend, options, engines = std::make_shared<std::shared_ptr<ForeignEngines>>()](
              const BackendConfig& config) -> Result<std::unique_ptr<Backend>> {
     if (*engines == nullptr) {
@@ -132,6 +135,7 @@ void fit_generator(const EngineHello& hello, GeneratorOptions& generator) {
     if (!takes(hello, feature)) generator.never.add(of);
   GeneratorOptions::Worker& worker = generator.worker.emplace();
   worker.drafts_in_flight = takes(hello, "drafts_in_flight");
+  // Without this word a worker takes caches of one dtype only.
   worker.one_dtype = !takes(hello, "several_dtypes");
   for (const DType dtype :
        {DType::bf16, DType::fp16, DType::fp32, DType::fp8_e4m3, DType::fp8_e5m2})

@@ -56,6 +56,8 @@ std::string environment_of(const std::string& options) {
 
 std::string shell_word(std::string_view text) {
   if (!text.empty() && std::ranges::all_of(text, is_plain)) return std::string(text);
+  // Inside single quotes only the quote itself has a meaning: it is closed, escaped and opened
+  // again.
   std::string result = "'";
   for (const char c : text) result += c == '\'' ? std::string("'\\''") : std::string(1, c);
   return result + "'";

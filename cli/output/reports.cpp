@@ -68,6 +68,7 @@ int interrupt(CommandReport& report, std::string& json) {
       fmt::format("interrupted by {}: the rest was not judged", signal_name(signal));
   fmt::print("\nI{}.\n", std::string_view(line).substr(1));
   report.add({.name = "interrupted", .kind = ItemKind::skipped, .line = line});
+  // Every command's JSON is one object, which readers may extend by keys.
   LS_CHECK(json.empty() || json.starts_with('{'), "JSON of a command is an object");
   if (!json.empty())
     json.insert(1, json.starts_with("{}") ? "\"interrupted\": true" : "\"interrupted\": true,");
@@ -110,6 +111,7 @@ void run_when_chosen(CLI::App& command, const ReportOptions& reports, int& exit_
 
 namespace {
 
+// Limits of a page that people read; JSON and JUnit have all items.
 constexpr std::size_t kAnnotationsMax = 50;
 constexpr std::size_t kRowsMax = 50;
 
@@ -149,6 +151,7 @@ std::string utf8(std::string_view text) {
                              : first < 0xF0 ? 3
                              : first < 0xF5 ? 4
                                             : 0;
+    // The length follows from the first byte; each further byte must be a continuation, 10xxxxxx.
     bool whole = size > 0 && at + size <= clean.size();
     for (std::size_t i = 1; whole && i < size; ++i)
       whole = (static_cast<unsigned char>(clean[at + i]) & 0xC0) == 0x80;
@@ -268,6 +271,7 @@ std::string github_annotations(std::string_view command, std::span<const Reporte
   std::string text;
   std::size_t shown = 0;
   for (const ReportedItem& item : items) {
+    // An annotation asks for attention, and these two need none.
     if (item.kind == ItemKind::passed || item.kind == ItemKind::skipped) continue;
     if (shown++ == kAnnotationsMax) {
       text += fmt::format("::notice title=lockstep {}::there are more; --junit FILE has all\n",

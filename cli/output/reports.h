@@ -5,8 +5,8 @@
 // (1) A command reports what it judged as items; every format shows the same of each of them.
 // (2) An error that ends a command early (a refused file or option) is an item too, and the files
 //     are still written.
-// (3) A command that a signal interrupted writes the same files. They have "interrupted": true in
-//     JSON, and the exit status is 128 + signal.
+// (3) A command that watches stop signals (base/stop_signal.h) and is interrupted writes the same
+//     files. They have "interrupted": true in JSON, and the exit status is 128 + signal.
 // (4) Texts may contain any bytes: each format escapes them, and bytes that are not UTF-8 are
 //     replaced.
 //

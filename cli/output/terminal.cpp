@@ -30,6 +30,7 @@ std::string size_text(std::int64_t bytes) {
 }
 
 std::string percent_text(std::int64_t part, std::int64_t whole) {
+  // Nothing of nothing is not 0 %: no prompt token could have been hit.
   if (whole == 0) return "-";
   return fmt::format("{:.1f} %", 100.0 * static_cast<double>(part) / static_cast<double>(whole));
 }
@@ -54,6 +55,7 @@ std::string text_of(const std::exception& error) {
 }
 
 int refuse(std::string_view message) {
+  // What the command has printed precedes the error on a shared terminal.
   std::fflush(stdout);
   std::fputs(fmt::format("lockstep: {}\n", message).c_str(), stderr);  // never throws
   return kExitRefused;
@@ -88,6 +90,7 @@ void Progress::at(std::int64_t done, std::string_view note) {
   next_draw_ = Clock::now() + kBetweenDraws;
   std::string bar;
   if (total_ > 0) {
+    // `done` may exceed `total` if the caller underestimated it.
     const std::int64_t full = std::min(done, total_) * kBarWidth / total_;
     bar = fmt::format(" [{:#<{}}{:.<{}}]", "", full, "", kBarWidth - full);
   }
