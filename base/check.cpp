@@ -9,7 +9,7 @@
 namespace lockstep {
 namespace {
 
-// True while a ChecksThrow lives in this thread. Per thread, because other threads of the process
+// True while a ChecksThrow exists in this thread. Per thread, because other threads of the process
 // may not catch.
 thread_local bool checks_throw = false;
 

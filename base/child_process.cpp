@@ -251,7 +251,7 @@ Result<std::unique_ptr<LineProcess>> LineProcess::start(const std::string& comma
 }
 
 LineProcess::~LineProcess() {
-  // The end of its input asks the child to exit.
+  // The child exits at the end of its input.
   close_fd(to_child_);
   if (::getpid() == owner_ && !reaped_) {
     // Drains standard error while it waits: a child that writes a long report on exit would block

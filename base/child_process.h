@@ -61,10 +61,10 @@ class FollowingChild {
   ~FollowingChild() { end(); }
 
   std::chrono::milliseconds time_limit() const { return time_limit_; }
-  // Runs `work` in the child, which is forked if none lives, and returns its answer in both
-  // processes. A child that crashes or exceeds the time limit is gone afterwards; the next run()
-  // forks a new one from the parent's state. In the child, `last_words` is always empty. Errors:
-  // the system has no process or pipe left.
+  // Runs `work` in the child and returns its answer in both processes. Forks the child if there is
+  // none. A child that crashes or exceeds the time limit is gone afterwards; the next run() forks a
+  // new one from the parent's state. In the child, `last_words` is always empty. Errors: the system
+  // has no process or pipe left.
   Result<ChildAnswer> run(const std::function<std::string()>& work);
   // Ends the child. Returns only in the parent; in the child it exits the process with status 0.
   void end();
@@ -74,7 +74,7 @@ class FollowingChild {
   bool listen(ChildAnswer& answer) const;
 
   const std::chrono::milliseconds time_limit_;
-  pid_t child_ = -1;   // -1: none lives, 0: this process is the child
+  pid_t child_ = -1;   // -1: no child, 0: this process is the child
   int line_fd_ = -1;   // socket to the other process: requests and answers
   int words_fd_ = -1;  // pipe: in the parent, what the child prints
 };

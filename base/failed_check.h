@@ -2,7 +2,7 @@
 // survive a defect in it.
 //
 // Invariants
-// (1) While a ChecksThrow lives, a check that fails in its thread throws a FailedCheck. In every
+// (1) While a ChecksThrow exists, a check that fails in its thread throws a FailedCheck. In every
 //     other thread it still stops the program.
 // (2) After the exception, the objects that were checked are in an unknown state: the catcher only
 //     destroys them.
@@ -20,7 +20,8 @@ class FailedCheck : public std::runtime_error {
   using runtime_error::runtime_error;
 };
 
-// Lives on the stack of the thread that judges. REQUIRES: destroyed in the thread that created it.
+// Belongs on the stack of the thread that judges. REQUIRES: destroyed in the thread that created
+// it.
 class ChecksThrow {
  public:
   ChecksThrow();

@@ -37,7 +37,7 @@ std::size_t utf8_length(std::string_view text) {
 
 }  // namespace
 
-// Precedes every value. A key clears needs_comma_ itself, since no comma stands between it and its
+// Called before every value. A key clears needs_comma_ itself, since a colon separates it from its
 // value.
 void JsonWriter::separate() {
   if (needs_comma_) text_.push_back(',');

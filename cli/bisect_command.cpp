@@ -374,6 +374,7 @@ int report_found(const BisectOptions& options, const Bisection& found, nlohmann:
     item.check = "bisect";
     item.line = fmt::format("bisect: the verdict changes in {}: {}", name_text(bad),
                             verdict_text(*bad.failure));
+    // A verdict that changes is the result; it is a failed item so that CI pages show it.
     item.again = report.again();
   }
   report.add(std::move(item));
@@ -439,6 +440,7 @@ Result<int> bisect_releases(BisectOptions& options, const SavedCase& saved, Comm
   const JudgeEngine judge_engine = [&](const std::string& engine) {
     SavedCase of_engine = saved;
     of_engine.engine.engine = engine;
+    // A saved case stores the value of the release that it was found in.
     of_engine.engine.num_hash_lookahead_tokens = kEngineHashLookahead;  // the release's own
     return failure_of(of_engine, options.judging);
   };

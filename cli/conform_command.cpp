@@ -245,8 +245,8 @@ Result<PoolViews> backend_views(const KVCacheConfig& plan, AttentionBackend back
       plan, {.backend = backend, .layout = layout, .rule = LayoutRule::vllm_0_22_1});
 }
 
-// Compares all inputs. Recordings run in `jobs` threads; files of plans run one by one, since each
-// is short. A stop signal ends both, and the totals cover what was compared.
+// Compares all inputs. Recordings run in `jobs` threads; files of plans run one after the other. A
+// stop signal ends both, and the totals cover what was compared.
 ConformTotals compare(ConformInputs inputs, const std::string& engine, int jobs) {
   ConformTotals totals;
   totals.refused = std::move(inputs.refused);
@@ -307,6 +307,7 @@ Result<int> conform(const ConformCommandOptions& options, CommandReport& report)
     LS_ASSIGN_OR_RETURN(engine, engine_named("--engine", options.engine));
   }
   LS_ASSIGN_OR_RETURN(auto inputs, find_conform_inputs(options.paths));
+  // Nothing compared: the refusals are the whole output, and go to standard error.
   const ConformTotals totals = compare(std::move(inputs), engine, options.jobs);
   if (totals.files() > 0) fmt::print("{}", summary_text(totals));
   if (report.wants_json()) report.set_json(summary_json(totals));

@@ -110,7 +110,7 @@ void add_refused(std::span<const RefusedFile> refused, CommandReport& report) {
 int judged_exit_code(std::span<const RefusedFile> refused, std::int64_t num_judged,
                      bool any_found) {
   if (refused.empty()) return any_found ? kExitDisagreed : kExitAgreed;
-  // There is no summary that could have listed the reasons.
+  // No summary has listed the reasons.
   if (num_judged == 0) {
     for (const RefusedFile& file : refused) refuse(file.reason);
     return kExitRefused;

@@ -58,6 +58,7 @@ Result<Exported> read_requests(const ExportCommand& command) {
   LS_ASSIGN_OR_RETURN(const FileFormat format, detect_format(command.file));
   if (format == FileFormat::saved_case) {
     LS_ASSIGN_OR_RETURN(auto saved, read_saved_case(command.file));
+    // Its requests are inside the recording; the trace of such a case is empty.
     if (saved.recording) {
       LS_ASSIGN_OR_RETURN(saved.trace, trace_of(*saved.recording, kStepNs));
     }

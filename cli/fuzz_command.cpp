@@ -286,12 +286,14 @@ Result<FuzzOptions> options_of(const FuzzCommandOptions& options, FailingCaseOpt
   fuzzing.mutant = options.mutant;
   fuzzing.guided = options.guided;
   if (!options.corpus_path.empty()) LS_RETURN_IF_ERROR(begin_with_corpus(options, fuzzing));
+  // A real engine's decisions are judged without pages unless --backend says otherwise.
   const std::string backend = options.backend.value_or(engines == nullptr ? "simt" : "none");
   if (engines != nullptr) {
     if (!options.mutant.empty())
       return fail(
           "--mutant with --decisions: defects are planted in the model, and another engine "
           "decides");
+    // The nearest profile decides the options of the generated cases.
     if (engine.empty()) engine = profile_of(*engines);
     fuzzing.generator.never = features_to_avoid(engines->hello());
     limit_caches(engines->hello(), fuzzing.generator);
@@ -325,6 +327,7 @@ Result<FuzzOptions> options_of(const FuzzCommandOptions& options, FailingCaseOpt
     LS_ASSIGN_OR_RETURN(fuzzing.known, known_today(options.known_path));
   }
   LS_RETURN_IF_ERROR(parse_shard(options.shard, fuzzing));
+  // A shard that ends early leaves seeds that no other shard runs.
   if (fuzzing.shards > 1 && (options.seconds || options.failures_max))
     return fail(
         "--seconds and --failures with --shard: a run that ends before its last case has no "
@@ -357,6 +360,7 @@ Result<FuzzPart> run(const FuzzCommandOptions& options, const FuzzOptions& fuzzi
       progress.at(done, failures == 0 ? std::string() : counted(failures, "failure"));
     };
     command_of_case = fuzzing.again;
+    // Called by one thread at a time, so `elapsed` needs no lock.
     callbacks.go_on = [&] {
       elapsed += clock.lap();
       return !stop_requested() && (!options.seconds || elapsed < *options.seconds) &&
@@ -370,6 +374,7 @@ Result<FuzzPart> run(const FuzzCommandOptions& options, const FuzzOptions& fuzzi
       callbacks.found = [&](const SavedCase& saved, const Outcome& outcome) {
         if (saved_all) saved_all = cases.keep_finding(saved, outcome);
       };
+    // Only while cases run: an abort elsewhere belongs to no seed.
     const auto previous = std::signal(SIGABRT, name_seed_and_abort);
     part.report = fuzz(fuzzing, callbacks);
     std::signal(SIGABRT, previous);
@@ -448,6 +453,7 @@ Result<int> fuzz_main(const FuzzCommandOptions& options, CommandReport& out) {
   LS_ASSIGN_OR_RETURN(const FuzzPart part, run_or_merge(options, again));
   const FuzzReport& report = part.report;
   if (out.wants_json()) out.set_json(fuzz_report_to_json(report));
+  // Nothing was judged, so agreement would be a false result.
   if (report.cases > 0 && report.refused == report.cases)
     return fail(fmt::format("every case is refused: {}", report.first_refusal));
   fmt::print("{}", fuzz_summary_text(report, options.merge.empty() ? clock.lap() : 0,

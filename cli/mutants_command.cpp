@@ -95,6 +95,7 @@ std::string mutants_text(const std::vector<MutantReport>& reports) {
     if (!report.as_expected())
       text += fmt::format("{:<28} not a check that the catalogue expects: {}\n", "",
                           fmt::join(report.mutant->caught_by, ", "));
+    // Such cases fail for another reason, which the search has found by accident.
     if (report.flawed > 0)
       text += fmt::format("{:<28} {} before it failed without the defect too\n", "",
                           counted(report.flawed, "case"));
@@ -274,6 +275,7 @@ Result<int> mutants(MutantsOptions options, CommandReport& report) {
     LS_RETURN_IF_ERROR(save_cases(options.save_dir, reports, options.decided_by));
   if (report.wants_json()) report.set_json(mutants_json(reports));
   add_items(reports, report);
+  // A defect that the layout cannot express is not a missing check.
   const bool all = std::ranges::all_of(
       reports, [](const MutantReport& one) { return one.caught || !one.applies(); });
   return all ? kExitAgreed : kExitDisagreed;

@@ -148,6 +148,7 @@ Result<std::int64_t> hold_all(const RelationsOptions& options, const Deciding& d
   GeneratorOptions generator;
   generator.engine = options.engine;
   generator.backend = options.backend;
+  // The other modes watch accesses, which a relation does not compare.
   generator.check = "fast";
   generator.never = unrelated_features();
   if (deciding.engines != nullptr) {
@@ -247,6 +248,7 @@ Result<int> run_relations(RelationsOptions options, CommandReport& report) {
   if (engines != nullptr && options.engine.empty()) options.engine = profile_of(*engines);
   if (options.engine.empty()) options.engine = EngineConfig{}.engine;
   LS_ASSIGN_OR_RETURN(options.engine, engine_named("--engine", options.engine));
+  // With an engine only relations of answers without connectors remain: the others need the model.
   if (engines != nullptr)
     std::erase_if(
         all, [](const Held& held) { return !held.is_of_answers || held.relation.of_connectors; });

@@ -36,12 +36,14 @@
 namespace lockstep {
 namespace {
 
+// Requests in the text of a deadlock; the JSON has all that the summary keeps.
 constexpr std::size_t kStuckShown = 5;
 
 // Returns the output path of one data parallel rank: "out.dp1.json" for "out.json". With one
 // engine, for a device and for "-", the path itself.
 std::string path_of_rank(const std::string& path, std::size_t dp_rank, std::size_t dp_size) {
   const std::filesystem::path whole(path);
+  // A device takes the output of every rank.
   if (dp_size == 1 || (exists(whole) && !is_regular_file(whole)) || path == "-") return path;
   return (whole.parent_path() /
           fmt::format("{}.dp{}{}", whole.stem().string(), dp_rank, whole.extension().string()))
@@ -351,6 +353,7 @@ Result<std::string> leave_case(const ReplayOptions& options, const OpenReplay& p
                                const CommandReport& out) {
   const Verdict verdict = report.summary.verdict;
   if (verdict == Verdict::agreed || verdict == Verdict::parted) return std::string();
+  // The recording shows the failure itself, without a case.
   if (prepared.recording && verdict == Verdict::audit)
     return fmt::format("lockstep {} {}",
                        prepared.run.decide == Decides::recording ? "explain" : "audit",
@@ -512,9 +515,11 @@ Result<int> replay(ReplayOptions& options, CommandReport& out) {
   judging.decisions = options.decisions;
   LS_RETURN_IF_ERROR(start_engines(judging));
   OtherVerdicts others;
+  // Before the run, because only the judge isolates a crash or a hang in a child process.
   LS_ASSIGN_OR_RETURN(const auto judged, judge_saved(options, judging));
   if (judged && is_judged_alone(*judged)) return leave_judged(options, *judged, out);
   if (judged) others.judged = judged->failure;
+  // Called with the prepared run: only that says which worker a saved case needs.
   const BackendOf backend_of = [&](const PreparedReplay& run) -> Result<BackendFactory> {
     if (!is_engine_worker(run.run.backend)) return replay_backend(run.run.backend);
     if (judging.workers == nullptr) {
@@ -535,6 +540,7 @@ Result<int> replay(ReplayOptions& options, CommandReport& out) {
   print_head(options, judging, prepared);
 
   if (prepared.recording && prepared.run.decide == Decides::recording) {
+    // Observes before execution, so that a wrong decision never reaches the backend.
     others.audit = std::make_unique<RecordingAudit>(prepared.recording);
     prepared.session->observe(0, *others.audit);
   }

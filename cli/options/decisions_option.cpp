@@ -199,7 +199,7 @@ FeatureSet layers_to_avoid(const EngineHello& hello) { return not_claimed(hello,
 
 void limit_caches(const EngineHello& hello, GeneratorOptions& generator) {
   generator.one_pool_per_kind |= hello.can("one_pool_per_kind");
-  // Without a word about modes, the engine takes the generator's own choice.
+  // An engine that claims no mode accepts all of them.
   if (std::ranges::none_of(hello.features,
                            [](const std::string& word) { return word.starts_with(kStateMode); }))
     return;

@@ -1,6 +1,6 @@
 // Builds model files with an installed engine: --from vllm:DIR (docs/planner.md). The engine's own
-// code decides which layers a config.json has, so a model that this project's reader does not know
-// can be planned.
+// code decides which layers a config.json has, so models that this project's reader does not
+// support can be planned.
 #pragma once
 
 #include <string>

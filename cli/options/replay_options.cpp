@@ -278,7 +278,7 @@ Result<OpenReplay> open_replay(ReplayRequest request,
   }
   if (engines != nullptr)
     replay.parts.decisions = decisions_of(engines, conforms ? 1 : kStepsPerTableShown);
-  // The recorder stands between the loop and the workload, so it sees what the engine receives.
+  // The recorder is between the loop and the workload, so it sees what the engine receives.
   if (conforms) {
     if (replay.config.data_parallel.dp_size > 1)
       return fail("--conform with data parallel ranks: the model is compared with one engine");

@@ -271,7 +271,7 @@ std::string github_annotations(std::string_view command, std::span<const Reporte
   std::string text;
   std::size_t shown = 0;
   for (const ReportedItem& item : items) {
-    // An annotation asks for attention, and these two need none.
+    // Annotations mark what needs attention.
     if (item.kind == ItemKind::passed || item.kind == ItemKind::skipped) continue;
     if (shown++ == kAnnotationsMax) {
       text += fmt::format("::notice title=lockstep {}::there are more; --junit FILE has all\n",

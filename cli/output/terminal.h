@@ -43,7 +43,7 @@ int exit_status(const Result<int>& ended);
 //
 // Invariants
 // (1) Nothing is written to a pipe or a file: shown() is false for the object's whole life.
-// (2) The line exists only while the object lives, and changes at most every 80 ms.
+// (2) The line is on the terminal only while the object exists, and changes at most every 80 ms.
 class Progress {
  public:
   // `total` 0: unknown, so only the number of finished items is shown.
