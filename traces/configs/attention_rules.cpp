@@ -1,3 +1,5 @@
+// Rules for layers that keep one cache entry per token: K and V by head, latent rows, indexers. The
+// functions follow the order of config_reading.h; each names the model class whose keys it reads.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -7,7 +9,9 @@
 namespace lockstep {
 namespace {
 
-// What per_layer_config of a heterogeneous configuration says of one layer.
+// Returns what per_layer_config of a heterogeneous configuration states for one layer. transformers
+// pads the layer's number to the width of the largest one
+// (integrations/heterogeneity/configuration_utils.py): "3", "03" or "003".
 std::optional<ConfigPart> layer_config(ConfigPart& text, std::int64_t index) {
   auto all = text.part("per_layer_config");
   if (!all) return std::nullopt;
@@ -17,6 +21,8 @@ std::optional<ConfigPart> layer_config(ConfigPart& text, std::int64_t index) {
   return std::nullopt;
 }
 
+// Rows of K and V for layer `index`: the model's figures, or the layer's own where it overrides
+// them.
 LayerKind layer_rows(ConfigReading& reading, std::int64_t index, std::int64_t heads,
                      std::int64_t head_size) {
   if (auto own = layer_config(reading.text, index)) {
@@ -33,6 +39,8 @@ void refuse_layers(ConfigReading& reading, std::string_view reason) {
       fmt::format("{}; write a model file with `lockstep model CONFIG --from vllm:DIR`", reason));
 }
 
+// Reads windows in the order of precedence of the model classes: per-layer `sliding_windows`, then
+// layer_types with the common window, then the window of the whole model.
 void decoder_layers(ConfigReading& reading, const DecoderTraits& traits) {
   if (!reading.is_causal()) return;  // an encoder
   const std::int64_t count = reading.num_layers(), heads = reading.kv_heads();
@@ -40,10 +48,12 @@ void decoder_layers(ConfigReading& reading, const DecoderTraits& traits) {
   const std::vector<std::string>& types = reading.layer_types();
   const std::vector<std::int64_t> windows = reading.text.numbers("sliding_windows");
   const std::int64_t of_model = traits.keeps_model_window ? reading.model_window() : 0;
+  // Read also where no layer has a window, so that the key does not count as unread.
   reading.window();
   for (const std::int64_t type : reading.text.numbers("attn_type_list"))
     if (type != 1)
       return refuse_layers(reading, fmt::format("attn_type_list: {} is not attention", type));
+  // vLLM 0.33.0 asserts for Qwen2 that max_window_layers equals num_hidden_layers (qwen2.py).
   if (traits.refuses_mixes && std::ranges::find(types, "sliding_attention") != types.end() &&
       std::ranges::find(types, "full_attention") != types.end())
     return refuse_layers(reading, fmt::format("layer_types or max_window_layers: vLLM serves {} "
@@ -67,6 +77,9 @@ void decoder_layers(ConfigReading& reading, const DecoderTraits& traits) {
   }
 }
 
+// Llama 4 (vLLM 0.33.0, model_executor/models/llama4.py): layers with rotary positions attend
+// within chunks, every fourth layer without them attends to all tokens. Without
+// attention_chunk_size all layers are full.
 void chunked_layers(ConfigReading& reading) {
   const std::int64_t tokens = reading.text.number("attention_chunk_size", 0);
   const std::vector<std::string>& types = reading.layer_types();
@@ -82,6 +95,7 @@ void chunked_layers(ConfigReading& reading) {
   }
 }
 
+// gpt-oss (gpt_oss.py): even layers have the window, odd ones are full.
 void alternating_layers(ConfigReading& reading) {
   const LayerKind full = ConfigReading::rows("attn", reading.kv_heads(), reading.head_size());
   const LayerKind window = ConfigReading::windowed(full, reading.window());
@@ -90,16 +104,21 @@ void alternating_layers(ConfigReading& reading) {
     reading.add(i, i % 2 == 0 ? window : full);
 }
 
+// Falcon (falcon.py): num_kv_heads counts only with new_decoder_architecture; otherwise multi_query
+// means one KV head for all query heads. GPTBigCode has the same switch.
 void falcon_layers(ConfigReading& reading) {
   ConfigPart& text = reading.text;
   std::int64_t heads = text.flag("multi_query", true) ? 1 : reading.heads();
   if (text.flag("new_decoder_architecture")) heads = reading.kv_heads();
+  // Both names are valid and may be ignored above: read them, so that they do not count as unread.
   text.number("num_kv_heads");
   text.number("num_key_value_heads");
   const LayerKind full = ConfigReading::rows("attn", heads, reading.head_size(false));
   for (std::int64_t i = 0; i < reading.num_layers(); ++i) reading.add(i, full);
 }
 
+// ChatGLM (chatglm.py): multi_query_group_num KV heads with multi_query_attention, else one per
+// query head.
 void chatglm_layers(ConfigReading& reading) {
   ConfigPart& text = reading.text;
   const std::int64_t groups = text.number("multi_query_group_num", 1);
@@ -109,6 +128,8 @@ void chatglm_layers(ConfigReading& reading) {
   for (std::int64_t i = 0; i < reading.num_layers(); ++i) reading.add(i, full);
 }
 
+// Step (step1.py, step3_text.py, step3p5.py): num_attention_groups are the KV heads. Step 3 shares
+// one KV head among all query heads; only Step 3.5 has windows, by layer_types.
 void grouped_layers(ConfigReading& reading) {
   ConfigPart& text = reading.text;
   const bool is_step3 = reading.architecture == "Step3TextForCausalLM";
@@ -126,6 +147,7 @@ void grouped_layers(ConfigReading& reading) {
   text.part("attention_other_setting");  // query heads of windows
 }
 
+// DBRX (dbrx.py): KV heads are in attn_config.kv_n_heads, one by default.
 void attn_config_layers(ConfigReading& reading) {
   auto attention = reading.text.part("attn_config");
   const std::int64_t heads = attention ? attention->number("kv_n_heads", 1) : 1;
@@ -133,6 +155,8 @@ void attn_config_layers(ConfigReading& reading) {
   for (std::int64_t i = 0; i < reading.num_layers(); ++i) reading.add(i, full);
 }
 
+// Nemotron NAS (nemotron_nas.py): each block states its query heads per KV head; a block whose
+// attention is a no-op or a linear layer keeps no cache but counts as a layer.
 void block_config_layers(ConfigReading& reading) {
   const std::int64_t size = reading.head_size(), heads = reading.heads();
   std::int64_t i = 0;
@@ -148,6 +172,9 @@ void block_config_layers(ConfigReading& reading) {
   }
 }
 
+// Gemma 3n and 4 (gemma3n.py, gemma4.py): the last num_kv_shared_layers layers read the cache of an
+// earlier layer and keep none. Gemma 4's full layers have head_dim global_head_dim (512) and, with
+// attention_k_eq_v, num_global_key_value_heads.
 void gemma_shared_layers(ConfigReading& reading) {
   ConfigPart& text = reading.text;
   const bool is_gemma4 = text.type().starts_with("gemma4") || text.type().starts_with("diffusion");
@@ -162,6 +189,7 @@ void gemma_shared_layers(ConfigReading& reading) {
       full.spec.num_kv_heads = global_heads;
   }
   std::int64_t tokens = reading.window();
+  // Attention in both directions reaches half of the window to each side.
   if (text.text("use_bidirectional_attention") == "all") tokens = tokens / 2 + 1;
   const LayerKind window =
       ConfigReading::windowed(ConfigReading::rows("attn", heads, size), tokens);
@@ -180,6 +208,9 @@ void gemma_shared_layers(ConfigReading& reading) {
   }
 }
 
+// MiMo-V2 (mimo_v2.py): hybrid_layer_pattern has 1 for windows, whose heads and sizes of K and V
+// have keys of their own (swa_*). vLLM deletes attention_chunk_size before it reads the file
+// (model_arch_config_convertor.py, _strip_mimo_v2_attention_chunk_size()).
 void mimo_layers(ConfigReading& reading) {
   ConfigPart& text = reading.text;
   text.number("attention_chunk_size");  // vLLM drops it
@@ -205,6 +236,9 @@ void mimo_layers(ConfigReading& reading) {
   }
 }
 
+// PLaMo 3 and Pangu (plamo3.py, openpangu.py): a window, or a list of windows that repeats over the
+// layers; null: a full layer. vLLM renames a list under `sliding_window` to
+// `interleaved_sliding_window`.
 void listed_window_layers(ConfigReading& reading) {
   ConfigPart& text = reading.text;
   const LayerKind full = ConfigReading::rows("attn", reading.kv_heads(), reading.head_size());
@@ -219,6 +253,9 @@ void listed_window_layers(ConfigReading& reading) {
                                             : listed[static_cast<std::size_t>(i) % listed.size()]));
 }
 
+// HRM-Text (hrm_text.py): each of H_cycles rounds runs the lower stack L_cycles times and the upper
+// one once, and every run keeps its own cache. H_cycles 2, L_cycles 2, 4 layers per stack:
+// 2 * (2 + 1) * 4 = 24 caches.
 void looped_layers(ConfigReading& reading) {
   ConfigPart& text = reading.text;
   const LayerKind full = ConfigReading::rows("attn", reading.heads(), reading.head_size());
@@ -229,6 +266,8 @@ void looped_layers(ConfigReading& reading) {
   for (std::int64_t i = 0; i < high * (low + 1) * layers; ++i) reading.add(i, full);
 }
 
+// Whisper (whisper.py): each decoder layer keeps rows of its own tokens and rows of the encoder's
+// output.
 void encoder_decoder_layers(ConfigReading& reading) {
   ConfigPart& text = reading.text;
   const std::int64_t heads = text.need("decoder_attention_heads");
@@ -241,8 +280,12 @@ void encoder_decoder_layers(ConfigReading& reading) {
   }
 }
 
+// Encoders recompute everything in each pass. model_from_hf_config() returns a model without
+// layers.
 void encoder_layers(ConfigReading&) {}
 
+// Known architectures whose caches depend on more than the file. The refusal is better than the
+// plain decoder of an unknown name, which would omit caches.
 void unread_layers(ConfigReading& reading) {
   refuse_layers(
       reading,
@@ -253,8 +296,11 @@ void unread_layers(ConfigReading& reading) {
 
 namespace {
 
-constexpr std::int64_t kScaledElements = 128, kScaleBytes = 4;  // of an indexer's fp8 keys
+// Of an indexer's fp8 keys: one fp32 scale per 128 elements
+// (vllm/model_executor/models/deepseek_v2.py, class Indexer).
+constexpr std::int64_t kScaledElements = 128, kScaleBytes = 4;
 
+// Keys of an indexer, one row per token in bytes: 128 elements and one scale are 132 bytes.
 LayerKind indexer_row(std::int64_t elements) {
   LayerKind kind =
       ConfigReading::rows("indexer", 1, elements + elements / kScaledElements * kScaleBytes);
@@ -277,6 +323,8 @@ void read_projections(ConfigReading& reading) {
     reading.text.number(key);
 }
 
+// MiniCPM3 (minicpm3.py) expands the latent projection before it stores K and V: one K row of
+// qk_nope_head_dim + qk_rope_head_dim elements per query head, V padded to the same size.
 void expanded_latent_layers(ConfigReading& reading) {
   ConfigPart& text = reading.text;
   const std::int64_t size = text.need("qk_nope_head_dim") + text.need("qk_rope_head_dim");
@@ -294,6 +342,7 @@ void latent_layers(ConfigReading& reading) {
     if (has_parts) return expanded_latent_layers(reading);
     return decoder_layers(reading, {.reads_types = false, .reads_head_dim = false});
   }
+  // vLLM's class serves a file with index_topk as V3.2 (deepseek_v2.py, is_v32).
   if (text.has("index_topk")) return indexed_layers(reading);
   const LayerKind row = latent_row(reading);
   read_projections(reading);
@@ -306,6 +355,10 @@ void latent_layers(ConfigReading& reading) {
   for (std::int64_t i = 0; i < count; ++i) reading.add(i, row);
 }
 
+// DeepSeek V3.2 and GLM-5 (deepseek_v2.py): a latent row per layer, and the keys of an indexer
+// where the layer selects its own tokens. A layer that shares the selection of an earlier one has
+// no indexer: index_topk_pattern has "S" for it, or index_topk_freq and index_skip_topk_offset give
+// the period.
 void indexed_layers(ConfigReading& reading) {
   ConfigPart& text = reading.text;
   LayerKind row = latent_row(reading);
@@ -321,6 +374,7 @@ void indexed_layers(ConfigReading& reading) {
   text.words("indexer_types");
   for (std::int64_t i = 0; i < reading.num_layers(); ++i) {
     const auto at = static_cast<std::size_t>(i);
+    // Example: offset 2, freq 4: layers 0, 1, 5, 9, ... have an indexer.
     bool shares = std::max<std::int64_t>(i - offset + 1, 0) % period != 0;
     if (!pattern.empty()) shares = at < pattern.size() && pattern[at] == 'S';
     if (!listed.empty()) shares = at < listed.size() && listed[at].starts_with("S");
@@ -329,6 +383,8 @@ void indexed_layers(ConfigReading& reading) {
   }
 }
 
+// MiniMax-M3 (vllm/models/minimax_m3): sparse layers choose blocks by the keys of an indexer, which
+// keeps bf16 rows of sparse_index_dim elements. Both caches carry model_version "minimax_m3".
 void sparse_block_layers(ConfigReading& reading) {
   ConfigPart& text = reading.text;
   const LayerKind full = ConfigReading::rows("attn", reading.kv_heads(), reading.head_size());
@@ -361,8 +417,18 @@ void sparse_block_layers(ConfigReading& reading) {
   }
 }
 
-// DeepSeek V4: a window of every token, rows for 4 or 128 tokens, the window of keys that are not
-// yet compressed, and for rows of 4 tokens an indexer that has such a window itself.
+// DeepSeek V4 (vllm/models/deepseek_v4/attention.py, compressor.py). Each layer has a window of
+// single tokens ("swa"). compress_ratios adds, per layer:
+//
+//   0    nothing more
+//   4    rows for 4 tokens ("c4"), the window of keys not yet compressed ("c4_state"), and an
+//        indexer with rows for 4 tokens that has such a window too ("indexer_state")
+//   128  rows for 128 tokens ("c128") and its window ("c128_state")
+//
+// A compressor's state row holds KV and scores in fp32. At ratio 4 neighbouring groups overlap,
+// which doubles both the row (2 * 2 * size) and the window (2 * 4 tokens); at 128 nothing overlaps
+// (2 * size, 128 tokens). Its blocks of 4 and 8 tokens are vLLM's constants, chosen so that all
+// pages have one size. 576 is the alignment of fp8_ds_mla pages, in bytes.
 void compressed_layers(ConfigReading& reading) {
   ConfigPart& text = reading.text;
   constexpr std::int64_t kBlock = 256, kAlignment = 576;

@@ -1,3 +1,5 @@
+// From an architecture to its rule, the figures that all rules share (dtype, length, cache format),
+// and the refusal of unread keys. The rules are in attention_rules.cpp and state_rules.cpp.
 #include "traces/configs/config_reader.h"
 
 #include <fmt/format.h>
@@ -14,6 +16,8 @@
 namespace lockstep {
 namespace {
 
+// Instantiates decoder_layers() for one set of traits, so that kRules can store it as a plain
+// function pointer.
 template <DecoderTraits traits>
 void decoder(ConfigReading& reading) {
   decoder_layers(reading, traits);
@@ -66,12 +70,15 @@ constexpr std::pair<std::string_view, LayerRule> kRules[] = {
     {"unread", unread_layers},
 };
 
-// A line of the table: RULE: ARCHITECTURE ..., with RULE a name of kRules, pooling_ before it for
-// pooling models, or text=ARCHITECTURE (empty: that of the text part's configuration).
+// The table: each line reads RULE: ARCHITECTURE ..., with RULE a name of kRules, pooling_ before it
+// for pooling models, or text=ARCHITECTURE (empty: the architecture that the text part's
+// configuration states).
 constexpr std::string_view kTable =
 #include "traces/configs/architectures.inc"
     ;
 
+// Parses the word before a colon. A rule that kRules does not have is a mistake in the table, hence
+// a check and not a refusal.
 Architecture listed_rule(std::string_view rule) {
   constexpr std::string_view kText = "text=", kPooling = "pooling_";
   Architecture architecture;
@@ -89,6 +96,8 @@ Architecture listed_rule(std::string_view rule) {
 
 }  // namespace
 
+// The table is parsed once, on first use; its pointers stay valid. A name that two lines list takes
+// the later one.
 const Architecture* find_architecture(std::string_view name) {
   static const auto table = [] {
     std::map<std::string_view, Architecture> architectures;
@@ -107,9 +116,12 @@ const Architecture* find_architecture(std::string_view name) {
 
 namespace {
 
+// max_model_len in tokens for a file without any of the keys that longest() reads. Only a default
+// of the model: --max-model-len and a trace's longest request take precedence.
 constexpr std::int64_t kUnknownLength = 32768;
 
-// Parts of a key's name that may say something of the cache.
+// True if the key's name may describe the cache. The list errs on the side of refusing: a false
+// positive costs an entry in leaves_cache_alone(), a false negative a wrong plan.
 bool could_shape(std::string_view key) {
   constexpr auto kParts = std::to_array<std::string_view>(
       {"head",   "kv_",    "_kv",   "layer_type", "window",      "chunk",    "state",  "conv",
@@ -122,8 +134,9 @@ bool could_shape(std::string_view key) {
          (key.starts_with("num_") && key.ends_with("_layers"));
 }
 
-// Keys of such names that leave the cache alone: queries, experts, norms, scales and tokens; and
-// keys that say again what the rules take from other keys.
+// True for keys with such names that leave the cache unchanged: queries, experts, norms, scales and
+// tokens; and for keys that repeat what the rules take from other keys. q_lora_rank is one: it is
+// the rank of the query projection, which stores nothing.
 bool leaves_cache_alone(std::string_view key) {
   constexpr auto kBegins = std::to_array<std::string_view>(
       {"mlp_",     "moe_",      "audio_",     "video_",      "image_",  "vision_",
@@ -158,7 +171,9 @@ bool leaves_cache_alone(std::string_view key) {
          kWords.find(fmt::format(" {} ", key)) != std::string_view::npos;
 }
 
-// `is_outer`: what surrounds the text part; it has other towers' keys.
+// Refuses the first unread key that could shape the cache. `is_outer`: the part surrounds the text
+// part and has the keys of other towers (a vision encoder's heads), so that only names of caches
+// count.
 void refuse_unread(ConfigPart& part, bool is_outer) {
   constexpr auto kOuter = std::to_array<std::string_view>(
       {"num_key_value", "num_kv", "sliding", "layer_types", "rswa", "kv_lora", "attention_chunk"});
@@ -172,7 +187,7 @@ void refuse_unread(ConfigPart& part, bool is_outer) {
                       key, part.type()));
 }
 
-// The object at keys joined by points.
+// The object at keys joined by points; absent: one of them is missing or is not an object.
 std::optional<ConfigPart> part_at(ConfigPart whole, std::string_view path) {
   std::optional<ConfigPart> part = whole;
   while (part && !path.empty()) {
@@ -183,13 +198,15 @@ std::optional<ConfigPart> part_at(ConfigPart whole, std::string_view path) {
   return part;
 }
 
-// The part that describes the decoder; the file itself where there is none.
+// The part that describes the decoder; the file itself where it has no such part. Absent: the class
+// expects a text part, and the file has neither that nor the decoder's keys at its top.
 std::optional<ConfigPart> text_part(ConfigPart& whole) {
   const ConfigClass* known = whole.config_class();
   if (known != nullptr && !known->text_path.empty()) {
     auto part = part_at(whole, known->text_path);
     if (part) return part->with_type(known->text_type);
   }
+  // Names of the text part in files whose class no package has.
   for (const std::string_view path :
        {"text_config", "llm_config", "language_config", "thinker_config.text_config"})
     if (auto part = part_at(whole, path)) return part->with_type("");
@@ -199,12 +216,16 @@ std::optional<ConfigPart> text_part(ConfigPart& whole) {
   return whole.as_type(known->text_type);
 }
 
+// transformers 5 writes `dtype`, earlier releases `torch_dtype`. Absent: neither, or another word.
 std::optional<DType> dtype_at(ConfigPart& part) {
   const std::string name = part.text(part.has("dtype") ? "dtype" : "torch_dtype");
   return name.empty() ? std::nullopt : config_dtype(name);
 }
 
-// What the engine serves (vllm/config/model.py: _resolve_auto_dtype).
+// The dtype in which `vllm serve` runs the model under --dtype auto (vLLM 0.33.0, config/model.py,
+// _resolve_auto_dtype()): float32 is served in the preferred dtype, fp16 becomes bf16 for the types
+// that are numerically unstable in it. Without a dtype vLLM looks into the weights; here it is an
+// assumption.
 DType served_dtype(ConfigReading& reading, bool is_pooling) {
   std::optional<DType> dtype = dtype_at(reading.whole);
   if (!dtype) dtype = dtype_at(reading.text);
@@ -222,6 +243,9 @@ DType served_dtype(ConfigReading& reading, bool is_pooling) {
   return *dtype == DType::fp16 && !takes_fp16 ? DType::bf16 : *dtype;
 }
 
+// max_model_len in tokens: the smallest of the keys that vLLM reads, or model_max_length where the
+// file has it, as for Command-R (transformers_utils/model_arch_config_convertor.py,
+// derive_max_model_len_and_key()). Factors of rope scaling are not applied.
 std::int64_t longest(ConfigReading& reading) {
   std::optional<std::int64_t> shortest;
   for (const char* key :
@@ -234,8 +258,11 @@ std::int64_t longest(ConfigReading& reading) {
   return shortest.value_or(kUnknownLength);
 }
 
-// The format of the cache that a quantized checkpoint asks for; empty: the model's dtype
-// (vllm/utils/torch_utils.py: get_kv_cache_quant_algo_string).
+// The cache format that a quantized checkpoint requests; empty: the model's dtype
+// (vllm/utils/torch_utils.py, get_kv_cache_quant_algo_string(), and the scheme of
+// compressed-tensors in model_executor/layers/attention/attention.py). ModelOpt nests its keys
+// under `quantization`, newer files have them at the top. An unknown algorithm is refused: vLLM
+// would fall back to the model's dtype with a warning.
 std::string cache_scheme(ConfigReading& reading) {
   auto config = reading.whole.part("quantization_config");
   if (!config) config = reading.text.part("quantization_config");
@@ -255,13 +282,15 @@ std::string cache_scheme(ConfigReading& reading) {
   return {};
 }
 
+// The first of `architectures`, as vLLM takes it, or the default of the configuration class.
 std::string architecture_of(ConfigPart& part) {
   const std::vector<std::string> listed = part.words("architectures");
   if (!listed.empty()) return listed.front();
   return part.config_class() == nullptr ? "" : std::string(part.config_class()->architecture);
 }
 
-// The rule of a name, or of the text part behind it.
+// Finds the rule for `name`, or for the text part of a multimodal architecture, and records in
+// reading.architecture which one it was. nullptr: the table has neither.
 const Architecture* rule_of(ConfigReading& reading, const std::string& name) {
   const Architecture* found = find_architecture(name);
   // A classifier on a decoder has the decoder's layers.
@@ -275,6 +304,9 @@ const Architecture* rule_of(ConfigReading& reading, const std::string& name) {
   return inner != nullptr && inner->layers != nullptr ? inner : nullptr;
 }
 
+// Fills reading.model() by the rule of architecture `name`, then refuses unread keys. An unknown
+// causal decoder is read by its layer_types, which the assumptions state; any other unknown
+// architecture is refused, because its class may keep caches of its own.
 void read_layers(ConfigReading& reading, const std::string& name) {
   const Architecture* rule = rule_of(reading, name);
   const Architecture* outer = find_architecture(name);

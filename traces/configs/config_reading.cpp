@@ -1,3 +1,5 @@
+// Keys of a config.json with the defaults and aliases of its class, the types of its layers, and
+// the kinds of layers that the rules combine.
 #include "traces/configs/config_reading.h"
 
 #include <fmt/format.h>
@@ -16,6 +18,11 @@ constexpr std::string_view kClasses =
 #include "traces/configs/config_classes.inc"
     ;
 
+// Parses config_classes.inc. A word without a sign starts a class; the words after it are
+// KEY=DEFAULT, KEY~ALIAS, TEXT_PATH@TEXT_TYPE and arch=ARCHITECTURE:
+//
+//   gemma3 text_config@gemma3_text
+//   bloom arch=BloomForCausalLM num_hidden_layers~n_layer hidden_size=64
 std::map<std::string_view, ConfigClass> read_classes() {
   std::map<std::string_view, ConfigClass> classes;
   ConfigClass* at = nullptr;
@@ -68,6 +75,7 @@ ConfigPart ConfigPart::with_type(std::string_view model_type) const {
   return type_.empty() && !model_type.empty() ? as_type(model_type) : *this;
 }
 
+// The copy shares `read_`: a key that a rule reads under either type counts as read.
 ConfigPart ConfigPart::as_type(std::string_view model_type) const {
   ConfigPart part = *this;
   part.type_ = model_type;
@@ -75,6 +83,8 @@ ConfigPart ConfigPart::as_type(std::string_view model_type) const {
   return part;
 }
 
+// Tries the key, then the alias of the class. Without a class, and for hidden_size, the names of
+// older files count too. Both names are recorded as read, so an alias is never refused as unknown.
 JsonValue ConfigPart::value(std::string_view key) {
   read_->emplace(key);
   if (JsonValue found = object_.optional(key)) return found;
@@ -85,7 +95,7 @@ JsonValue ConfigPart::value(std::string_view key) {
   return object_.optional(alias->second);
 }
 
-// Names of older files whose class is in neither package.
+// Names in the style of GPT-2, for files whose class neither package has.
 JsonValue ConfigPart::plain_alias(std::string_view key) {
   constexpr auto kAliases = std::to_array<std::pair<std::string_view, std::string_view>>(
       {{"num_hidden_layers", "num_layers"},
@@ -113,12 +123,16 @@ bool ConfigPart::has(std::string_view key) {
   return found && !found.is_null();
 }
 
+// A null in the file hides the class's default on purpose: the class then derives the value
+// (num_key_value_heads: null means num_attention_heads), which is the rule's business.
 std::optional<std::int64_t> ConfigPart::number(std::string_view key) {
   JsonValue found = value(key);
   if (!found) {
     const auto text = class_default(key);
     return text ? scaled_decimal_of(*text, 0) : std::nullopt;
   }
+  // sliding_window may be a list (PLaMo 3), multi_query_group_num a flag: rules read those
+  // separately.
   if (!found.is_number()) return std::nullopt;
   return found.integer(0, kFigureMax);
 }
@@ -144,6 +158,7 @@ bool ConfigPart::flag(std::string_view key, bool otherwise) {
   return found.is_null() ? otherwise : found.text() == "true";
 }
 
+// True if the key holds an array, an empty one included.
 bool ConfigPart::has_list(std::string_view key) {
   const JsonValue found = value(key);
   return found && found.is_array();
@@ -156,6 +171,8 @@ std::vector<std::string> ConfigPart::words(std::string_view key) {
   return list;
 }
 
+// Flags count as numbers because no_rope_layers is a list of 0 and 1 in some files, of flags in
+// others. -1 for null marks a layer without a window.
 std::vector<std::int64_t> ConfigPart::numbers(std::string_view key) {
   std::vector<std::int64_t> list;
   if (!has_list(key)) return list;
@@ -169,6 +186,8 @@ std::vector<std::int64_t> ConfigPart::numbers(std::string_view key) {
   return list;
 }
 
+// A part has its own record of reads: keys of a nested object are checked only by the caller that
+// passes it to refuse_unread().
 std::optional<ConfigPart> ConfigPart::part(std::string_view key) {
   JsonValue found = value(key);
   if (!found || !found.is_object()) return std::nullopt;
@@ -199,11 +218,14 @@ std::vector<std::string> ConfigPart::unread_keys() {
 
 namespace {
 
-// Keys that say how often the rarer type comes, where the file lists no types.
+// Keys that give the period of the rarer type where the file lists no types: 4 means three windows
+// and one full layer.
 constexpr auto kPeriods = std::to_array<std::string_view>(
     {"full_attention_interval", "sliding_window_pattern", "_sliding_window_pattern",
      "global_attn_every_n_layers", "no_rope_layer_interval", "window_pattern"});
 
+// Maps the types of older files to those of transformers 5. Sparse attention of both families is
+// "indexed_attention", since the cache needs rows and an indexer in either case.
 std::string current_name(const std::string& type) {
   if (type == "mamba") return "linear_attention";
   if (type == "attention") return "full_attention";
@@ -212,6 +234,7 @@ std::string current_name(const std::string& type) {
   return type;
 }
 
+// The type for a letter of a class's pattern (config_classes.inc); empty: an unknown letter.
 std::string type_of(char letter) {
   constexpr auto kTypes =
       std::to_array<std::pair<char, std::string_view>>({{'F', "full_attention"},
@@ -235,6 +258,8 @@ std::optional<DType> config_dtype(std::string_view name) {
   return std::nullopt;
 }
 
+// Compares whole kinds except for their names: two layers share a kind only if every figure is
+// equal. Names stay readable in plans ("window", "window2") and unique, as a model file requires.
 void ConfigReading::add(std::int64_t index, const LayerKind& kind) {
   const auto same = [&](const LayerKind& known) {
     LayerKind renamed = kind;
@@ -252,6 +277,9 @@ void ConfigReading::add(std::int64_t index, const LayerKind& kind) {
   model_.layers.push_back({index, static_cast<std::size_t>(at - model_.kinds.begin())});
 }
 
+// The first key that the file or its class has, most specific first: Falcon's n_head_kv and
+// num_kv_heads, the usual name, ChatGLM's groups, Step's groups. Without any, attention has one KV
+// head per query head.
 std::int64_t ConfigReading::kv_heads() {
   for (const std::string_view key : {"n_head_kv", "num_kv_heads", "num_key_value_heads",
                                      "multi_query_group_num", "num_attention_groups"})
@@ -262,6 +290,7 @@ std::int64_t ConfigReading::kv_heads() {
 std::int64_t ConfigReading::head_size(bool own) {
   const std::int64_t given = text.number("head_dim", 0);
   if (own && given > 0) return given;
+  // PLaMo 2's name (vLLM 0.33.0, model_arch_config_convertor.py, get_head_size()).
   if (own && text.has("hidden_size_per_head")) return text.need("hidden_size_per_head");
   const std::int64_t derived = text.need("hidden_size") / heads();
   if (!own && given > 0 && given != derived)
@@ -270,6 +299,8 @@ std::int64_t ConfigReading::head_size(bool own) {
   return derived;
 }
 
+// Qwen2's class clears sliding_window unless use_sliding_window is set. For a class outside the
+// table the effect of the switch is unknown, so a file that switches its window off is refused.
 std::int64_t ConfigReading::window() {
   const std::int64_t tokens = text.number("sliding_window", 0);
   // Only classes that have the switch clear the window when it is off.
@@ -298,6 +329,15 @@ const std::vector<std::string>& ConfigReading::layer_types() {
   return *types_;
 }
 
+// Expands the pattern of the configuration class over all layers. A period of the file replaces the
+// pattern's length and keeps its rarer type at the same end:
+//
+//   SSSF, sliding_window_pattern 6: SSSSSF SSSSSF ...
+//   FS, full_attention_interval 3: FSS FSS ...
+//
+// A pattern that ends in "!" makes the last layer full (Gemma 3n, Gemma 4). no_rope_layers turns
+// the pattern of Llama 4 into one type per layer. Qwen2's single F becomes a window from layer
+// max_window_layers on, if windows are switched on.
 std::vector<std::string> ConfigReading::derived_types() {
   const ConfigClass* known = text.config_class();
   if (known == nullptr) return {};
@@ -331,17 +371,23 @@ std::vector<std::string> ConfigReading::derived_types() {
   return types;
 }
 
+// vLLM passes the window of the whole model through CacheConfig; layers that receive no window of
+// their own use it (model_executor/layers/attention/attention.py). With mixed types the classes
+// pass a window to each layer.
 std::int64_t ConfigReading::model_window() {
   const bool mixes = std::ranges::any_of(
       layer_types(), [](const std::string& type) { return type != "sliding_attention"; });
   return mixes ? 0 : window();
 }
 
+// EmbeddingGemma attends in both directions, although its text class is a decoder's.
 bool ConfigReading::is_causal() {
   if (architecture == "Gemma3TextModel" && text.flag("use_bidirectional_attention")) return false;
   return text.flag("is_causal", true);
 }
 
+// The model types of is_deepseek_mla(), without DeepSeek V4 and V4.1, whose rows are compressed,
+// and without draft models: a config.json describes the target model.
 bool ConfigReading::uses_latent_rows() {
   constexpr std::string_view kTypes =
       " axk1 deepseek_v2 deepseek_v3 deepseek_v32 dots3_note glm5_next glm5_next_text glm_moe_dsa "
@@ -359,6 +405,7 @@ LayerKind ConfigReading::rows(std::string name, std::int64_t heads, std::int64_t
   return kind;
 }
 
+// The name says what the kind is; add() numbers it where windows of two sizes occur.
 LayerKind ConfigReading::windowed(LayerKind kind, std::int64_t tokens) {
   if (tokens <= 0) return kind;
   kind.name = "window";
@@ -385,6 +432,7 @@ LayerKind ConfigReading::single_rows(LayerKind kind) {
   return kind;
 }
 
+// cache_dtype_str "auto": the row has the cache's dtype, with no layout in bytes of its own.
 LayerKind ConfigReading::latent(std::int64_t head_size) {
   LayerKind kind = single_rows(rows("attn", 1, head_size));
   kind.spec.cache_dtype_str = "auto";

@@ -1,3 +1,6 @@
+// Rules for layers with recurrent states: which layers keep states, and the figures that determine
+// the shapes. Attention layers of these hybrids are rows of K and V or latent rows, as in
+// attention_rules.cpp.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -7,12 +10,15 @@
 namespace lockstep {
 namespace {
 
-// Layers that are either attention or states, by type; anything else is refused.
+// Adds `attention` or `states` for each layer by its type; any other type is refused. A "conv"
+// layer keeps a state as well.
 void mixed_layers(ConfigReading& reading, const LayerKind& attention, const LayerKind& states) {
   const std::vector<std::string>& types = reading.layer_types();
   if (types.empty()) return refuse_layers(reading, "found no key `layer_types`");
   for (std::int64_t i = 0; i < reading.num_layers(); ++i) {
     const std::string_view type = type_at(types, i);
+    // Qwen4 without an indexer serves its sparse layers densely; gated_delta_layers() refuses the
+    // others.
     const bool is_dense =
         type == "indexed_attention" && reading.architecture == "Qwen4ExpForCausalLM";
     if (type == "full_attention" || is_dense)
@@ -26,6 +32,7 @@ void mixed_layers(ConfigReading& reading, const LayerKind& attention, const Laye
   }
 }
 
+// Names of one family's keys for the figures of Mamba 2.
 struct Mamba2Keys {
   const char *heads, *head_dim, *groups, *state_size, *conv_kernel, *expand, *chunk;
 };
@@ -38,6 +45,9 @@ constexpr Mamba2Keys kZambaKeys = {"n_mamba_heads", "mamba_headdim", "mamba_ngro
                                    "mamba_d_state", "mamba_d_conv",  "mamba_expand",
                                    "chunk_size"};
 
+// States of a Mamba 2 mixer, and the model's mamba_chunk_size. `derives_head_dim`: the class
+// ignores head_dim and divides the channels by the heads. mamba_d_ssm (Falcon-H1) replaces
+// expand * hidden_size as the number of channels.
 LayerKind mamba2_states(ConfigReading& reading, const Mamba2Keys& keys, bool derives_head_dim) {
   ConfigPart& text = reading.text;
   const std::int64_t wide = text.number(keys.expand, 2) * text.need("hidden_size");
@@ -55,6 +65,8 @@ LayerKind mamba2_states(ConfigReading& reading, const Mamba2Keys& keys, bool der
                  .conv_kernel = text.need(keys.conv_kernel)});
 }
 
+// States of a Mamba 1 mixer of `channels` channels. The chunk size is that of vLLM 0.33.0,
+// config/model.py, get_mamba_chunk_size().
 LayerKind mamba1_states(ConfigReading& reading, std::int64_t channels, const char* state_size,
                         const char* conv_kernel) {
   reading.model().mamba_chunk_size = 2048;  // Mamba 1 has no chunks; vLLM's default
@@ -64,6 +76,8 @@ LayerKind mamba1_states(ConfigReading& reading, std::int64_t channels, const cha
                                           .conv_kernel = reading.text.need(conv_kernel)});
 }
 
+// Kimi delta attention: queries, keys and values have the same heads, so one head_dim describes
+// all.
 LayerKind kda_states(std::int64_t heads, std::int64_t head_dim, std::int64_t conv_kernel) {
   LayerKind kind = ConfigReading::states("linear", {.family = StateFamily::kda,
                                                     .num_heads = heads,
@@ -76,12 +90,16 @@ LayerKind kda_states(std::int64_t heads, std::int64_t head_dim, std::int64_t con
 
 }  // namespace
 
+// Qwen3-Next, Qwen3.5, Qwen4 and OLMo hybrid. Figures come from linear_* keys, which are required
+// except for OLMo, whose configuration class derives them: head_k_dim is 3/4 of an attention head,
+// head_dim twice that.
 void gated_delta_layers(ConfigReading& reading) {
   ConfigPart& text = reading.text;
   const bool is_olmo = reading.architecture == "OlmoHybridForCausalLM";
   const std::int64_t heads = reading.heads();
   // OLMo derives its figures from the attention heads.
   const std::int64_t key_dim = is_olmo ? reading.text.need("hidden_size") / heads * 3 / 4 : 0;
+  // OLMo's keys are optional; all others are refused without them.
   const auto figure = [&](const char* key, std::int64_t otherwise) {
     return is_olmo ? text.number(key, otherwise) : text.need(key);
   };
@@ -106,6 +124,8 @@ void gated_delta_layers(ConfigReading& reading) {
                states);
 }
 
+// Kimi Linear: linear_attn_config.kda_layers lists the recurrent layers, counted from 1
+// (vllm/transformers_utils/configs/kimi_linear.py, is_kda_layer()); all others are MLA.
 void kimi_layers(ConfigReading& reading) {
   ConfigPart& text = reading.text;
   const LayerKind row = latent_row(reading);
@@ -120,6 +140,9 @@ void kimi_layers(ConfigReading& reading) {
     reading.add(i, std::ranges::find(recurrent, i + 1) != recurrent.end() ? states : row);
 }
 
+// Bailing MoE 2.5 and 3 (bailing_moe_linear.py, is_linear_layer(); bailing_moe_v3.py,
+// _is_kda_layer()): the last layer of each group of layer_group_size is MLA. Version 3 also makes
+// the layers after the last whole group MLA: 20 layers in groups of 6: layers 5, 11, 17, 18 and 19.
 void bailing_layers(ConfigReading& reading) {
   ConfigPart& text = reading.text;
   const bool has_kda = reading.architecture.starts_with("BailingMoeV3");
@@ -146,6 +169,8 @@ void bailing_layers(ConfigReading& reading) {
   }
 }
 
+// LFM2 (lfm2.py): a short convolution with a state of conv_L_cache - 1 columns, or attention. Older
+// files list the attention layers in full_attn_idxs, newer ones the types of all layers.
 void short_conv_layers(ConfigReading& reading) {
   ConfigPart& text = reading.text;
   const LayerKind full = ConfigReading::rows("attn", reading.kv_heads(), reading.head_size(false));
@@ -163,20 +188,26 @@ void short_conv_layers(ConfigReading& reading) {
     reading.add(i, !is_listed || std::ranges::find(listed, i) != listed.end() ? full : states);
 }
 
+// Mamba 1 and Falcon Mamba: every layer keeps states. intermediate_size takes precedence over
+// expand * hidden_size.
 void mamba_layers(ConfigReading& reading) {
   ConfigPart& text = reading.text;
   const std::int64_t channels = text.number("intermediate_size")
                                     .value_or(text.number("expand", 2) * text.need("hidden_size"));
   const LayerKind states = mamba1_states(reading, channels, "state_size", "conv_kernel");
+  // Ignored where the file has intermediate_size.
   text.number("expand");
   for (std::int64_t i = 0; i < reading.num_layers(); ++i) reading.add(i, states);
 }
 
+// Mamba 2: every layer keeps states.
 void mamba2_layers(ConfigReading& reading) {
   const LayerKind states = mamba2_states(reading, kPlainKeys, false);
   for (std::int64_t i = 0; i < reading.num_layers(); ++i) reading.add(i, states);
 }
 
+// Jamba (jamba.py): one attention layer per attn_layer_period, at attn_layer_offset; Mamba 1
+// elsewhere.
 void jamba_layers(ConfigReading& reading) {
   ConfigPart& text = reading.text;
   const LayerKind full = ConfigReading::rows("attn", reading.kv_heads(), reading.head_size(false));
@@ -190,6 +221,9 @@ void jamba_layers(ConfigReading& reading) {
     reading.add(i, i % period == offset ? full : states);
 }
 
+// Zamba 2 (zamba2.py): every layer is Mamba 2, and a "hybrid" layer runs a shared attention block
+// first. The weights are shared, the caches are not. The block reads the hidden state joined with
+// the embedding, so its heads are 2 * hidden_size / heads wide.
 void zamba_layers(ConfigReading& reading) {
   ConfigPart& text = reading.text;
   const std::int64_t heads = reading.heads();
@@ -209,6 +243,8 @@ void zamba_layers(ConfigReading& reading) {
   }
 }
 
+// Falcon-H1 (falcon_h1.py): attention and Mamba 2 run in parallel in every layer, so each layer has
+// two caches.
 void falcon_h1_layers(ConfigReading& reading) {
   const LayerKind full = ConfigReading::rows("attn", reading.kv_heads(), reading.head_size());
   const LayerKind states = mamba2_states(reading, kPrefixedKeys, false);
@@ -219,15 +255,21 @@ void falcon_h1_layers(ConfigReading& reading) {
   }
 }
 
+// Granite 4 hybrid: attention or Mamba 2 by layer type, with head_dim derived from the hidden size.
 void granite_hybrid_layers(ConfigReading& reading) {
   mixed_layers(reading, ConfigReading::rows("attn", reading.kv_heads(), reading.head_size(false)),
                mamba2_states(reading, kPrefixedKeys, false));
 }
 
+// Nemotron-H (nemotron_h.py): hybrid_override_pattern has one letter per layer: M for Mamba 2, *
+// for attention, - for an MLP and E for experts, which keep nothing. Newer files list layer types
+// instead. States are fp32 unless mamba_ssm_cache_dtype names another dtype.
 void nemotron_h_layers(ConfigReading& reading) {
   ConfigPart& text = reading.text;
   const LayerKind full = ConfigReading::rows("attn", reading.kv_heads(), reading.head_size());
   const std::int64_t heads = text.need("mamba_num_heads"), dim = text.need("mamba_head_dim");
+  // Takes the name of older files where present. need() runs in either case; the class's defaults
+  // keep it from refusing such a file.
   const auto either = [&](const char* older, const char* key) {
     return text.number(older).value_or(text.need(key));
   };
