@@ -1,5 +1,6 @@
 // An engine recording: a scheduler's decisions, step by step, with their inputs. docs/formats.md,
-// "Engine recording", documents every key; the structs follow it.
+// "Engine recording", documents every key; the structs follow it, in the order in which keys are
+// written.
 //
 // Invariants
 // (1) Absent and present differ where an engine distinguishes them (std::optional); a list that an
@@ -7,6 +8,8 @@
 // (2) Order is the file's: of events, of scheduled requests, of blocks, of queues.
 // (3) Reading a written recording gives the same recording, and the same bytes where the file has
 //     this format's order of keys; `pause` is written as `pause_state`.
+// (4) Block ids are within the pool of their group, and every list per group has one entry per
+//     group: readers refuse anything else.
 //
 // Not checked here: whether the decisions make sense. conform and audit check that.
 #pragma once
@@ -29,9 +32,13 @@ namespace lockstep {
 
 struct Trace;  // request_trace.h
 
-// Options that limit request inputs other than tokens; absent: not given.
+// Options that limit request inputs other than tokens; absent: the file does not state them.
+// Recordings have them; saved cases and trace hints do not, because the model's scheduler has no
+// such inputs.
 struct InputOptions {
-  std::optional<std::int32_t> max_loras{};  // adapters in a step
+  // Adapters that may run in one step.
+  std::optional<std::int32_t> max_loras{};
+  // Encoder rows of the model's largest multimodal item.
   std::optional<std::int32_t> mm_max_item_embeds{};
   std::optional<bool> disable_chunked_mm_input{};
   std::optional<bool> is_encoder_decoder{};
@@ -39,74 +46,103 @@ struct InputOptions {
   bool operator==(const InputOptions&) const = default;
 };
 
-// Options as a file gives them: the values, and which of them were written down (in their order).
-// The others keep the defaults of EngineConfig.
+// Options as a file states them: the values, and the names of those that it states, in file order.
+// The others keep the defaults of EngineConfig. The names are stored so that writing the options
+// again gives the same bytes.
 struct EngineOptions {
   EngineConfig config;
   std::vector<std::string> given;
-  InputOptions inputs{};  // of a recording
+  // Only of recordings.
+  InputOptions inputs{};
   bool operator==(const EngineOptions&) const = default;
 };
 
+// The engine that decided, as the recording names it.
 struct RecordedEngine {
-  std::string name;        // "vllm"
-  std::string version;     // "0.22.1"
-  std::string policies{};  // in which it differs from that: ",freed_blocks=append"
-  // What it calls itself.
+  std::string name;     // "vllm"
+  std::string version;  // "0.22.1"
+  // Policies that differ from the release, as parse_engine() reads them: ",freed_blocks=append".
+  std::string policies{};
+  // The full description: "vllm-0.22.1,freed_blocks=append".
   std::string text() const { return name + "-" + version + policies; }
-  // The profile that it is judged by: its own, or else of the nearest release of vLLM. Of another
-  // engine what it calls itself, which has no profile.
+  // Returns the profile that judges the recording: the engine's own, or else that of the nearest
+  // release of vLLM with the same policies ("0.33.1.dev7" gives "vllm-0.33.0"). Another engine gets
+  // its own text, for which no profile exists.
   std::string profile() const;
   bool operator==(const RecordedEngine&) const = default;
 };
 
-// The real worker that held the cache: `runner` of several that the engine has, `states` its kind
-// of layers that keep states, where one was chosen, `plant` a defect planted in it.
+// The real worker that held the cache.
 struct WorkedBy {
   RecordedEngine engine;
+  // Which of the engine's model runners ran, which of its kinds of state layers, and the id of a
+  // defect planted in it. Empty: the engine offers no choice, and no defect was planted.
   std::string runner{};
   std::string states{};
   std::string plant{};
-  std::string text() const;  // "vllm-0.33.0, runner v2"
+  // For messages: "vllm-0.33.0, runner v2".
+  std::string text() const;
   bool operator==(const WorkedBy&) const = default;
 };
 
+// A KV connector as the engine configured it: the traits by which the scheduler's decisions depend
+// on it (KVConnectorTraits), and what identifies it.
 struct RecordedConnectorConfig {
-  bool fail_on_load_error = false;  // kv_load_failure_policy: "fail" or "recompute"
+  // kv_load_failure_policy: "fail" ends a request whose load failed, "recompute" computes its
+  // tokens.
+  bool fail_on_load_error = false;
+  // True if it accepts requests with several KV cache groups (vLLM's SupportsHMA).
   bool supports_hybrid_groups = false;
   std::string kv_role{};
-  bool requires_kv_delivery = false;  // a preempted request's output in flight is dropped
-  bool divergent_hits = false;        // it completes hits that are deeper in one group
-  bool waits_for_sends = false;       // while blocks are sent it says that frees are pending
-  std::int32_t parts = 0;             // connectors beneath it
-  // Of one of vLLM's own: which, and its options as JSON, the rest of the object's keys in order.
+  // True if the output in flight of a preempted request is dropped: its blocks, which the connector
+  // would send, are gone.
+  bool requires_kv_delivery = false;
+  // True if its loads complete hits that are longer in one group than in another.
+  bool divergent_hits = false;
+  // True if it reports pending frees while it sends blocks; the scheduler then waits instead of
+  // preempting.
+  bool waits_for_sends = false;
+  // Number of connectors that it combines; 0: it is a single one.
+  std::int32_t parts = 0;
+  // Name of a vLLM connector, and its options as JSON in file order. Empty name: another engine's.
   std::string name{};
   std::vector<std::pair<std::string, std::string>> options{};
   bool operator==(const RecordedConnectorConfig&) const = default;
 };
 
+// The first line: the configuration under which all steps were decided.
 struct RecordingHeader {
   RecordedEngine engine;
+  // Family and seed identify the recording within its collection; no decision depends on them.
   std::string family;
   std::int64_t seed = 0;
   EngineOptions options;  // config.engine is set from `engine`
   std::vector<KVCacheGroupSpec> groups;
+  // Blocks of the device pool, null block included.
   std::int64_t num_blocks = 0;
   std::optional<RecordedConnectorConfig> connector;
+  // Tokens; the engine derives both from the groups: a multiple of every group's block, and the
+  // unit of block hashes.
   std::int64_t scheduler_block_size = 0;
   std::int64_t hash_block_size = 0;
-  // Rows of the encoder: of one step, and of its cache.
+  // Encoder rows that one step may compute, and rows that the encoder's cache holds.
   std::optional<std::int32_t> encoder_compute_budget{};
   std::optional<std::int32_t> encoder_cache_size{};
-  bool has_cache_events = false;           // steps have `events`: hash_algorithm is there
-  bool has_held_drafts = false;            // ... `held_drafts`
-  bool has_stale_outputs = false;          // ... `stale_outputs`
-  std::optional<WorkedBy> worker_facts;    // steps have `facts`, of this worker
-  std::vector<std::string> beyond_format;  // options that decide and have no key: x_beyond_format
+  // Optional keys of steps that this header announces. Without the announcement an absent key means
+  // "not recorded", with it "none".
+  bool has_cache_events = false;         // `events`: the key hash_algorithm is present
+  bool has_held_drafts = false;          // `held_drafts`
+  bool has_stale_outputs = false;        // `stale_outputs`
+  std::optional<WorkedBy> worker_facts;  // `facts`, of this worker
+  // Options of the engine that affect decisions and have no key in this format (x_beyond_format).
+  // No profile follows them: conform names them in a mismatch, and the audit relaxes the rules that
+  // they would break.
+  std::vector<std::string> beyond_format;
   bool operator==(const RecordingHeader&) const = default;
 };
 
-// One entry of `before` or `during`: what clients did.
+// One entry of `before` or `during`: a client's action between two decisions, or the place at which
+// an earlier step's output was processed.
 struct RecordedEvent {
   enum class Kind : std::uint8_t {
     add,
@@ -114,89 +150,127 @@ struct RecordedEvent {
     reset_prefix_cache,
     pause_state,
     output,
-    chunk,           // the next input of a session
-    close,           // a session has no more
-    grammar_ready,   // a request no longer needs to wait for its grammar
-    grammar_failed,  // ... will never have one
+    // The next input of a session, whose previous one has been answered.
+    chunk,
+    // The session has no further input.
+    close,
+    // The request's grammar is compiled, so that it no longer waits; or it failed to compile.
+    grammar_ready,
+    grammar_failed,
     reset_encoder_cache,
   };
   Kind kind = Kind::add;
-  // add, chunk; arrival_ns is the recorded arrival in seconds. Positions of a chunk's items count
-  // from its start.
+  // add, chunk. arrival_ns is the recorded arrival, which the file has in seconds. Positions of a
+  // chunk's items count from the chunk's start.
   RequestSpec request;
-  bool priority_given = false;   // add: the key was there (0 is a priority too)
-  std::string name;              // of the others: whose
-  bool needs_grammar = false;    // add: `structured`
-  bool is_session = false;       // add: `resumable`
-  bool is_pooling = false;       // add: ends with a pooled output, and has no `max_tokens`
-  std::string session_id;        // add: a name for its cache events
-  std::string parent;            // add: of which it is one of several samples; decides nothing
-  bool reset_succeeded = false;  // reset_prefix_cache: what the engine returned
-  bool resets_running = false;   // reset_prefix_cache: all running requests were preempted first
+  // add: the key was present. A priority of 0 is written only if it was: 0 is also the default.
+  bool priority_given = false;
+  // The other kinds that concern a request: its name.
+  std::string name;
+  // add: keys `structured`, `resumable` and `pooling`. A pooling request ends with a pooled output
+  // and has no `max_tokens`.
+  bool needs_grammar = false;
+  bool is_session = false;
+  bool is_pooling = false;
+  // add: the name that the request's cache events carry; empty: none.
+  std::string session_id;
+  // add: the request of which this one is one of several samples (`n` above 1). No decision depends
+  // on it.
+  std::string parent;
+  // reset_prefix_cache: the engine's return value; false while requests hold blocks.
+  bool reset_succeeded = false;
+  // reset_prefix_cache: all running requests were preempted first.
+  bool resets_running = false;
   PauseState pause_state = PauseState::unpaused;
-  // output: of that step, processed here; only in `during`, where events follow it and a further
-  // output follows these.
+  // output: the output of that step was processed here. Only in `during`, and only where events
+  // follow it and a further output follows these; a step's last output is
+  // RecordedStep::output_of_step.
   std::int64_t output_of_step = 0;
   bool operator==(const RecordedEvent&) const = default;
 };
 
+// [num_groups, number of blocks]: block ids in table order; lengths differ by group.
 using BlocksPerGroup = std::vector<std::vector<BlockId>>;
 
+// One request of a decision, in the engine's order.
 struct RecordedScheduled {
   std::string id;
+  // Tokens computed in this step, the drafts in `spec` included, which are the last of them.
   std::int32_t tokens = 0;
   bool is_new = false;
+  // True if the request was preempted: `blocks` replaces its table instead of extending it.
   bool resumed = false;
+  // Tokens whose cache existed before the step, prefix hit included.
   std::int32_t computed = 0;
-  std::optional<BlocksPerGroup> blocks;  // absent: the recording says null, none were handed over
-  std::vector<std::int32_t> spec;        // draft tokens to verify; -1 is a placeholder
-  std::vector<std::int32_t> encode{};    // items that the encoder computes now, by number
+  // Blocks handed to the worker: the whole table when new or resumed, else the added ones. Absent:
+  // the recording has null, since no group got any.
+  std::optional<BlocksPerGroup> blocks;
+  // Draft tokens to verify; -1 is a placeholder of asynchronous scheduling, whose drafts only the
+  // worker knows.
+  std::vector<std::int32_t> spec;
+  // Multimodal items that the encoder computes in this step, by their number in the request.
+  std::vector<std::int32_t> encode{};
   bool operator==(const RecordedScheduled&) const = default;
 };
 
+// The whole block table of a request.
 struct RecordedTable {
   std::string id;
   BlocksPerGroup blocks;
   bool operator==(const RecordedTable&) const = default;
 };
 
+// Tokens of a request: sampled ones, or drafts.
 struct RecordedTokens {
   std::string id;
   std::vector<std::int32_t> tokens;
   bool operator==(const RecordedTokens&) const = default;
 };
 
+// The connector's answer to get_num_new_matched_tokens(), in query order. `local` is the argument:
+// tokens that the prefix cache holds.
 struct RecordedConnectorAnswer {
   std::string id;
   std::int32_t local = 0;
-  std::optional<std::int32_t> external;  // absent: null, "ask again"
+  // Tokens past `local` that it can load; absent: null, "query again later".
+  std::optional<std::int32_t> external;
+  // True if the load takes longer than the step; the request waits for it.
   bool async = false;
   bool operator==(const RecordedConnectorAnswer&) const = default;
 };
 
+// Reports of the connector's workers, which arrive with a step's output (vLLM's KVConnectorOutput).
 struct RecordedWorker {
+  // Requests whose load, or whose send, has completed.
   std::vector<std::string> received;
   std::vector<std::string> sent;
+  // Blocks of the device pool that a load failed to fill.
   std::vector<BlockId> invalid_blocks;
-  std::vector<std::string> failed{};         // of those received: nothing of them arrived
-  std::vector<std::int64_t> jobs{};          // transfers that ended, by number
-  std::vector<std::int64_t> store_events{};  // likewise
-  std::vector<TransferCount> enqueued{};     // transfers of host pages
+  // The requests in `received` for which no data arrived.
+  std::vector<std::string> failed{};
+  // Completed transfers and store events, by number.
+  std::vector<std::int64_t> jobs{};
+  std::vector<std::int64_t> store_events{};
+  // Transfers of host pages, with the number of workers that submitted or completed each.
+  std::vector<TransferCount> enqueued{};
   std::vector<TransferCount> completed{};
   bool operator==(const RecordedWorker&) const = default;
 };
 
-// What a grammar said of drafts.
+// A grammar's verdict on a request's drafts.
 struct RecordedGrammar {
   std::string id;
   std::int32_t asked = 0;
-  std::int32_t valid = 0;  // number of leading drafts that it accepts
+  // Number of leading drafts that the grammar accepts; at most `asked`.
+  std::int32_t valid = 0;
   bool operator==(const RecordedGrammar&) const = default;
 };
 
+// An item in the encoder's cache.
 struct RecordedEncoderEntry {
   std::string id;
-  std::vector<std::string> holders;  // requests, ascending
+  // Requests that hold it, in ascending order; empty: the item is reclaimable.
+  std::vector<std::string> holders;
   bool operator==(const RecordedEncoderEntry&) const = default;
 };
 
@@ -206,70 +280,91 @@ struct RecordedCount {
   bool operator==(const RecordedCount&) const = default;
 };
 
-// An output for a request that was preempted or had ended since its step.
+// An output that arrived for a request that had been preempted, or had ended, since that output's
+// step.
 struct RecordedStaleOutput {
   std::string id;
   std::int64_t of_step = 0;
-  std::int32_t taken = 0;  // tokens of it that were still appended to the request
+  // Tokens of the output that the engine still appended to the request.
+  std::int32_t taken = 0;
   bool operator==(const RecordedStaleOutput&) const = default;
 };
 
+// A request that a step's output ended.
 struct RecordedStopped {
   std::string id;
   std::string reason;  // "stop", "length", "abort", "error"
   bool operator==(const RecordedStopped&) const = default;
 };
 
+// A waiting request that the decision passed over.
 struct RecordedSkipped {
   std::string id;
   std::string status;  // "WAITING", "WAITING_FOR_REMOTE_KVS", "PREEMPTED", ...
   bool operator==(const RecordedSkipped&) const = default;
 };
 
-// What steps have of requests that bring more than tokens. Lists that are empty are left out.
+// Keys of steps for requests with inputs other than tokens: encoder items, grammars, sessions,
+// pooling. Empty lists are omitted from the file.
 struct RecordedInputs {
-  std::vector<std::string> free_encoder{};    // items whose rows the worker drops before the step
-  std::vector<std::int32_t> encoder_slots{};  // rows free; and free or reclaimable
+  // Items whose encoder rows the worker drops before the step.
+  std::vector<std::string> free_encoder{};
+  // [free rows] or [free rows, free or reclaimable rows]; empty: not recorded.
+  std::vector<std::int32_t> encoder_slots{};
+  // All items in the encoder's cache, and those that no request holds.
   std::optional<std::vector<RecordedEncoderEntry>> encoder_cache{};
   std::optional<std::vector<std::string>> encoder_freeable{};
-  std::vector<std::string> holding{};      // waiting requests that hold blocks: a queue
-  std::vector<RecordedSkipped> blocked{};  // waiting requests that wait for a grammar or for input
+  // Waiting requests that hold blocks, in queue order.
+  std::vector<std::string> holding{};
+  // Waiting requests that wait for a grammar or for the next input of a session.
+  std::vector<RecordedSkipped> blocked{};
   std::vector<RecordedGrammar> grammar{};
-  bool is_deferred = false;  // sampled after the previous step's output was processed
+  // True if the step was sampled after the previous step's output had been processed: grammars need
+  // it.
+  bool is_deferred = false;
+  // Of a deferred step: its drafts, what the grammars left of them (-1 is padding), and how many
+  // drafts they cut per request.
   std::vector<RecordedTokens> drafts_in_flight{};
-  std::vector<RecordedTokens> spec_in_flight{};  // their outcome; -1 is padding
-  std::vector<RecordedCount> invalid_drafts{};   // how many of them grammars cut
-  std::vector<std::string> pooled{};             // whose pooled output came
+  std::vector<RecordedTokens> spec_in_flight{};
+  std::vector<RecordedCount> invalid_drafts{};
+  // Requests whose pooled output arrived, which ends them.
+  std::vector<std::string> pooled{};
   bool operator==(const RecordedInputs&) const = default;
 };
 
-// What the workers of one of several connectors reported.
+// Reports of the workers of one of several combined connectors.
 struct RecordedPartReport {
   std::vector<std::string> received{}, sent{};
   bool operator==(const RecordedPartReport&) const = default;
 };
 
-// Fields of steps with a KV connector in newer releases. The decisions of vLLM's own connectors are
-// kept as JSON: no code depends on them.
+// Keys of steps with a KV connector in newer releases. The decisions of vLLM's own connectors are
+// stored as JSON text: no code depends on them, and they are written back unchanged.
 struct RecordedTransfers {
-  std::optional<std::vector<RecordedSkipped>> kv_holding{};  // a queue of its own, with status
-  std::vector<std::string> deferred{};  // passed-over requests of both queues; ascending
-  bool loads_within = false;            // the step contains a load that is not asynchronous
-  std::string parts{}, parts_held{}, offload{};    // JSON; empty: not there
-  std::vector<RecordedPartReport> parts_worker{};  // empty: not there
+  // Requests that hold blocks while they wait, with their status: a queue of its own.
+  std::optional<std::vector<RecordedSkipped>> kv_holding{};
+  // Requests of both queues that were passed over, in ascending order.
+  std::vector<std::string> deferred{};
+  // True if the step contains a load that is not asynchronous.
+  bool loads_within = false;
+  // JSON per combined connector; empty: absent.
+  std::string parts{}, parts_held{}, offload{};
+  std::vector<RecordedPartReport> parts_worker{};
   bool operator==(const RecordedTransfers&) const = default;
 };
 
-// What a hash covers in addition to tokens: an adapter's name, a salt, a digest, or with a position
-// an image and the offset of its first token from the block's first token.
+// A part of a block hash besides tokens: an adapter's name, a salt, a digest, or an image's
+// identifier together with a position.
 struct RecordedExtraKey {
   std::string value;
+  // Of images: the offset of the image's first token from the block's first token; negative where
+  // the image starts in an earlier block.
   std::optional<std::int64_t> place{};
   bool operator==(const RecordedExtraKey&) const = default;
 };
 
-// What page workers receive in a step (reference/types/host_pages.h), by request, in scheduling
-// order; empty entries are left out.
+// Commands that page workers receive in a step (reference/types/host_pages.h), by request, in
+// scheduling order; empty entries are omitted.
 struct RecordedPages {
   std::vector<PageTransfer> transfers{};
   std::vector<std::pair<std::string, std::vector<RowMirror>>> mirrors{};
@@ -279,81 +374,112 @@ struct RecordedPages {
   bool operator==(const RecordedPages&) const = default;
 };
 
-// A change of the prefix cache, as an engine reports it to routers. Hashes are the engine's own.
+// A change of the prefix cache, as an engine publishes it to routers (vLLM 0.33.0,
+// distributed/kv_events.py). Hashes are the engine's own.
 struct RecordedCacheEvent {
   enum class Kind : std::uint8_t { stored, removed, cleared };
   Kind kind = Kind::stored;
   std::int32_t group = 0;
-  std::vector<std::string> block_hashes{};  // hexadecimal
-  std::optional<std::string> parent{};      // stored: of the block before; absent: none
-  std::vector<std::int32_t> token_ids{};    // stored: of the whole range
-  std::int32_t block_size = 0;              // stored: tokens of a block
-  std::vector<std::vector<RecordedExtraKey>> extra_keys{};  // stored: per hash; empty: none
-  // Stored: of the request; `medium` of removed blocks too.
+  // Hexadecimal, one per hash block of the range; empty when cleared.
+  std::vector<std::string> block_hashes{};
+  // stored: hash of the block before the range; absent: the range starts the prompt.
+  std::optional<std::string> parent{};
+  // stored: tokens of the whole range, block_size of them per hash.
+  std::vector<std::int32_t> token_ids{};
+  std::int32_t block_size = 0;
+  // stored: the extra keys of each hash; empty: no block has any.
+  std::vector<std::vector<RecordedExtraKey>> extra_keys{};
+  // stored: facts of the request and the group. `medium` is also present for removed blocks.
   std::optional<std::int64_t> lora_id{};
   std::string lora_name{}, medium{}, session_id{}, kv_cache_spec_kind{};
   std::optional<std::int32_t> kv_cache_spec_sliding_window{};
   bool operator==(const RecordedCacheEvent&) const = default;
 };
 
+// One line: the inputs since the previous step, the decision, the state after it, and the output.
+// Optional members distinguish "not recorded" from "none" (invariant (1)).
 struct RecordedStep {
+  // Position in the recording, from 0.
   std::int64_t step = 0;
   std::vector<RecordedEvent> before;
+  // The connector's answers to the queries of this decision, in order.
   std::optional<std::vector<RecordedConnectorAnswer>> connector;
   std::vector<RecordedScheduled> scheduled;
+  // Requests preempted by this decision, in order; requests that ended since the previous step.
   std::vector<std::string> preempted;
   std::vector<std::string> finished;
-  std::optional<std::vector<std::int32_t>> common_prefix_blocks;  // per group; gone in 0.33
+  // Per group, blocks that all running requests share; may be empty. Absent since 0.33.0.
+  std::optional<std::vector<std::int32_t>> common_prefix_blocks;
+  // Blocks that the worker zeroes before use.
   std::vector<BlockId> zero;
-  std::vector<KVCacheBlockCopy> copies;  // the worker copies them before the step, in order
+  // Block copies that the worker makes before the step, in order.
+  std::vector<KVCacheBlockCopy> copies;
   std::optional<RecordedPages> pages{};
+  // Queues after the decision, in queue order.
   std::vector<std::string> running;
   std::vector<std::string> waiting;
   std::optional<std::vector<RecordedSkipped>> skipped;
-  std::int64_t free_blocks = 0;  // -1: unknown, of a recording from which requests were removed
-  // Of requests that are not scheduled: drafts that are kept for a later step, by name.
+  // Free blocks of the pool after the decision; -1: unknown, since requests were removed from the
+  // recording.
+  std::int64_t free_blocks = 0;
+  // Drafts that requests outside `scheduled` keep for a later step, in ascending order of names.
   std::vector<RecordedTokens> held_drafts;
+  // Tables of all running requests, and of all requests with a load in flight, ended ones included.
   std::optional<std::vector<RecordedTable>> tables;
   std::optional<std::vector<RecordedTable>> loading;
-  std::vector<RecordedEvent> during;  // after the decision, before `output_of_step` arrived
+  // Events after the decision and before `output_of_step` arrived.
+  std::vector<RecordedEvent> during;
   std::optional<RecordedWorker> worker;
+  // Tokens that the model returned for this step, per request: an input of the recording, even if
+  // the engine processed them steps later.
   std::vector<RecordedTokens> sampled;
+  // The step whose output was processed last before the next decision; absent: none was, or the
+  // engine is synchronous.
   std::optional<std::int64_t> output_of_step;
   std::vector<RecordedStaleOutput> stale_outputs;  // in order of arrival
   std::vector<RecordedStopped> stopped;
   std::optional<std::vector<RecordedTokens>> drafts;
+  // Finished requests that keep their blocks until they are sent.
   std::vector<std::string> held;
+  // Block hashes added to and removed from the prefix cache by the step. `cleared`: it was emptied.
   std::int64_t stored = 0;
   std::int64_t evicted = 0;
   bool cleared = false;
-  std::vector<RecordedCacheEvent> events;  // in order; only if the header enables them
-  std::optional<WorkerStepFacts> facts;    // ... so too
+  // Events published since the end of the previous step, and what the worker did. Only if the
+  // header announces them.
+  std::vector<RecordedCacheEvent> events;
+  std::optional<WorkerStepFacts> facts;
   RecordedInputs inputs{};
   RecordedTransfers transfers{};
   bool operator==(const RecordedStep&) const = default;
 };
 
+// The last line, which marks the file as complete.
 struct RecordingEnd {
+  // Number of step lines before this one.
   std::int64_t steps = 0;
+  // Requests that are still live, in ascending order.
   std::vector<std::string> unfinished;
-  // Number of last non-empty steps without an output: what they sampled is unknown.
+  // Number of last non-empty steps whose outputs never arrived: the tokens that they sampled are
+  // unknown.
   std::int64_t steps_in_flight = 0;
-  // The engine raised an exception, in "schedule" or "update", after the last step; empty: none.
-  // Events since that step.
+  // The engine raised an exception after the last step, in "schedule" or "update"; empty: none.
+  // raised_before: events since that step.
   std::string raised_in{};
   std::vector<RecordedEvent> raised_before{};
-  // The file ends before its end line, after `steps` whole steps: the process that wrote it was
-  // killed, or still writes. The other fields are unknown.
+  // True if the file ends before its end line, after `steps` whole steps: the process that wrote it
+  // was killed, or still writes. The other members are then unknown.
   bool is_cut_off = false;
-  // What ended the run that was recorded: "liveness", or "engine.exception" and the like. Empty: no
-  // failure that the decisions do not show.
+  // The check that ended the recorded run ("liveness", "engine.exception") and its message. Empty:
+  // the run did not fail, or its decisions show the failure.
   std::string failed_check{};
   std::string failed_what{};
   bool operator==(const RecordingEnd&) const = default;
 };
-// "cut off after step 41"; empty: the recording is whole.
+// Returns "cut off after step 41"; empty: the recording is complete.
 std::string cut_off_text(const RecordingEnd& end);
 
+// A whole recording in memory; RecordingReader reads long ones.
 struct Recording {
   RecordingHeader header;
   std::vector<RecordedStep> steps;
@@ -362,21 +488,28 @@ struct Recording {
 };
 
 // Reads a recording step by step, so that memory does not grow with its length.
+//
+// Invariants
+// (1) A step has passed every check of form against the header when next() returns it.
+// (2) Steps are numbered 0, 1, 2, ... without gaps.
+// (3) After an error or the end, no further step is returned.
 class RecordingReader {
  public:
+  // Opens the file (plain or gzip) and reads its header. Errors: the file, a header that is cut
+  // off, a header of another format or version.
   static Result<RecordingReader> open(const std::string& path);
   RecordingReader(RecordingReader&&) noexcept;
   RecordingReader& operator=(RecordingReader&&) noexcept;
   ~RecordingReader();
 
   const RecordingHeader& header() const;
-  // "FILE:LINE" of the line read last.
+  // "FILE:LINE" of the last line read, for messages about a step.
   std::string place() const;
-  // Reads the next step into `step`: true; false after the last whole one, when end() is set. A
-  // file may be cut off between two lines or in its last line. Anything else (a line that is torn
-  // and has a newline, steps out of order, lines after the end) is an Error.
+  // Reads the next step into `step` and returns true; false after the last whole step, when end()
+  // is set. A file may be cut off between two lines or in its last line. Anything else (a torn line
+  // that ends in a newline, steps out of order, lines after the end) is an error.
   Result<bool> next(RecordedStep& step);
-  // Requires: next() has returned false.
+  // REQUIRES: next() has returned false.
   const RecordingEnd& end() const;
 
  private:
@@ -385,23 +518,31 @@ class RecordingReader {
   std::unique_ptr<State> state_;
 };
 
+// Reads a whole recording. Errors as of RecordingReader.
 Result<Recording> read_recording(const std::string& path);
 
-// The requests as a trace, for another engine, which samples at other steps than the recorded one.
-// What came before step k arrives at k * step_ns: on a clock on which every step takes step_ns that
-// is before step k again, as long as no engine idles longer. A request's output is as long as the
-// recorded one; one that did not end gets all its max_tokens. Errors: a recording with a KV
-// connector.
+// Converts the recorded requests to a trace, for an engine that samples at other steps than the
+// recorded one.
+//
+// Events before step k get the time k * step_ns: on a clock on which every step takes step_ns they
+// precede step k again, as long as no engine idles longer. A request's output is as long as the
+// recorded one; a request that did not end gets all its max_tokens. Stop tokens are dropped, since
+// the length ends the request.
+//
+// Errors: a recording with a KV connector, whose answers a trace cannot hold, or with a pause.
 Result<Trace> trace_of(const Recording& recording, std::int64_t step_ns);
 
-// Steps from a file, or from memory.
+// The steps of a recording from a file, from memory, or one at a time while an engine runs. The
+// three sources behave the same for code that walks over steps.
 class RecordedSteps {
  public:
   explicit RecordedSteps(RecordingReader reader) : reader_(std::move(reader)) {}
   RecordedSteps(std::shared_ptr<const Recording> recording, std::string path)
       : recording_(std::move(recording)), path_(std::move(path)) {}
-  RecordedSteps() = default;  // of a recording that grows: the step is there already
+  // A recording that grows: the caller has already filled the step, and next() leaves it unchanged.
+  RecordedSteps() = default;
 
+  // As RecordingReader::next().
   Result<bool> next(RecordedStep& step) {
     if (reader_) return reader_->next(step);
     if (recording_ == nullptr) return true;
@@ -409,7 +550,10 @@ class RecordedSteps {
     step = recording_->steps[at_++];
     return true;
   }
+  // REQUIRES: next() has returned false; not a recording that grows.
   const RecordingEnd& end() const { return reader_ ? reader_->end() : recording_->end; }
+  // "FILE:LINE" of the last step; empty: the steps come from no file. Line 1 is the header, so step
+  // k is on line k + 2.
   std::string place() const {
     if (reader_) return reader_->place();
     return path_.empty() ? path_ : path_ + ":" + std::to_string(at_ + 1);  // a line per step
@@ -427,8 +571,13 @@ std::string recording_header_line(const RecordingHeader& header);
 std::string recording_step_line(const RecordedStep& step);
 std::string recording_end_line(const RecordingEnd& end);
 
-// Writes a recording line by line to PATH.partial; close() makes it durable and gives it its name,
-// so that PATH is never half a recording. Destroyed without close(), it leaves no file behind.
+// Writes a recording line by line to PATH.partial; close() makes it durable and renames it to PATH,
+// so that PATH is always complete. A writer destroyed without close() leaves no file.
+//
+// Invariants
+// (1) Up to 64 KiB of lines are buffered, so that a crash loses the last steps; lockstep::recorder
+//     flushes every step instead.
+// (2) write() comes between create() and close(), close() at most once.
 class RecordingWriter {
  public:
   static Result<RecordingWriter> create(const std::string& path, const RecordingHeader& header);

@@ -1,7 +1,11 @@
 // The structs of a recording's step as JSON: a form or a list of fields for each.
+// recording_lines.cpp and worker_facts.cpp combine them into lines.
 //
 // Invariants
-// (1) A context that only limits what is read is ignored in writing.
+// (1) A context (the header, the step's number) only limits what is read; writing ignores it, so
+//     that any_header() serves.
+// (2) A form reads exactly what it writes; limits are those of reference/plan/limits.h and of the
+//     header's pool and groups.
 #pragma once
 
 #include <fmt/format.h>
@@ -13,18 +17,22 @@
 
 namespace lockstep {
 
+// Counts without a natural limit, such as hashes or transfers: 2^40 keeps sums of them within 63
+// bits.
 inline constexpr form::Between kCount{0, std::int64_t{1} << 40};
 inline constexpr form::Between kTokens{0, kTokensMax};
 
-// The header to write under: only reading needs one.
+// A header for writing, which needs none: forms take it by reference, hence the static object.
 inline const RecordingHeader& any_header() {
   static const RecordingHeader header;
   return header;
 }
 
 inline constexpr TokenIds kDrafts{-1};  // -1 is a placeholder
+// {"r0":[5,6],"r1":[]}: tokens by request, in the file's order.
 inline constexpr form::ById<TokenIds> kTokensByRequest{kDrafts};
 
+// A block id of a pool of num_blocks blocks, the null block included.
 struct Block {
   std::int64_t num_blocks = 0;
   void read(JsonValue value, BlockId& block) const {
@@ -32,12 +40,14 @@ struct Block {
   }
   static void write(JsonWriter& out, BlockId block) { out.integer(index_of(block)); }
 };
+// Lists of blocks of the device pool, and one block of the host pool (HiSparse).
 inline form::Each<Block> blocks_of(const RecordingHeader& header) { return {{header.num_blocks}}; }
 inline Block host_block_of(const RecordingHeader& header) {
   return {header.options.config.host_pool_num_blocks};
 }
 
-// A list of blocks for each group.
+// One list of block ids per group, [[..],..]. The group with the role "hisparse_source" has ids of
+// the host pool, all others ids of the device pool.
 struct BlockLists {
   const RecordingHeader& header;
   void read(JsonValue value, BlocksPerGroup& groups) const {
@@ -58,9 +68,11 @@ struct BlockLists {
   }
 };
 
+// [["r0","WAITING"],...]
 inline constexpr form::Each<form::Pair<form::Plain, form::Plain>> kPairs{{"[request, word]"}};
 
-// null, or [key, ...]: a text, or [text, place].
+// null for a block without extra keys, or [key, ...]; a key is a text, or [text, place] for an
+// image. The array is never empty: vLLM publishes null then.
 struct ExtraKeys {
   static void read(JsonValue value, std::vector<RecordedExtraKey>& keys) {
     if (value.is_null()) return;
@@ -90,7 +102,7 @@ struct ExtraKeys {
   }
 };
 
-// An array of that many elements; false: it is another.
+// True if the array has `size` elements; otherwise refuses it as not `expected`.
 inline bool has_size(JsonValue value, std::size_t size, std::string_view expected) {
   if (value.array().size() == size) return true;
   value.refuse(expected);
@@ -100,7 +112,8 @@ inline bool has_size(JsonValue value, std::size_t size, std::string_view expecte
 inline constexpr form::Each<form::Between> kRowNumbers{kCount};
 inline constexpr JsonWord<bool> kTransferWays[] = {{"spill", false}, {"restore", true}};
 
-// [number, host block, [blocks], way]
+// [number, host block, [device block per resident group], "spill" or "restore"]: one page's copy to
+// the host or back.
 struct TransferEntry {
   const RecordingHeader& header;
   void read(JsonValue value, PageTransfer& transfer) const {
@@ -118,7 +131,8 @@ struct TransferEntry {
   }
 };
 
-// [[first rows], first host row, rows]
+// [[first device row per resident group], first host row, number of rows]: rows that a step writes
+// to both places.
 struct MirrorEntry {
   static void read(JsonValue value, RowMirror& mirror) {
     if (!has_size(value, 3, "[[first rows], first host row, rows]")) return;
@@ -133,7 +147,8 @@ struct MirrorEntry {
   }
 };
 
-// [[pages], [[blocks], ...]]
+// [[page, ...], [[device block per page], ... per resident group]]: new places of a request's
+// pages; block 0: on the host only.
 struct ResidencyEntry {
   const RecordingHeader& header;
   void read(JsonValue value, ResidencyUpdate& update) const {
@@ -153,6 +168,7 @@ struct ResidencyEntry {
   }
 };
 
+// [[number, workers], ...]
 inline constexpr form::Each<form::Pair<form::Between, form::Between>> kTransferCounts{
     {"[number, workers]", kCount, {1, kTokensMax}}};
 
@@ -162,6 +178,8 @@ void fields(Io& io, FieldsOf<Io, RecordedScheduled>& row, const RecordingHeader&
   io.required("tokens", row.tokens, kTokens);
   io.optional("new", row.is_new);
   io.optional("resumed", row.resumed);
+  // `new` and `resumed` are flags that the engine omits when false; `blocks` is always present, as
+  // null where no group got a block.
   io.required("computed", row.computed, kTokens);
   io.nullable("blocks", row.blocks, BlockLists{header});
   io.optional("spec", row.spec, kDrafts);
@@ -188,6 +206,7 @@ void fields(Io& io, FieldsOf<Io, RecordedWorker>& worker, const RecordingHeader&
   io.optional("completed", worker.completed, kTransferCounts);
 }
 
+// `step` is the number of the line: an output cannot be of a later step.
 template <class Io>
 void fields(Io& io, FieldsOf<Io, RecordedStaleOutput>& output, const std::int64_t& step) {
   io.required("id", output.id);
@@ -218,6 +237,8 @@ void fields(Io& io, FieldsOf<Io, RecordedPages>& pages, const RecordingHeader& h
               form::Between{0, header.options.config.host_pool_num_blocks});
 }
 
+// Keys are vLLM's names of the event's fields (distributed/kv_events.py), so that a recorder can
+// dump them.
 template <class Io>
 void fields(Io& io, FieldsOf<Io, RecordedCacheEvent>& event, const RecordingHeader& header) {
   using Kind = RecordedCacheEvent::Kind;
@@ -225,6 +246,8 @@ void fields(Io& io, FieldsOf<Io, RecordedCacheEvent>& event, const RecordingHead
                                               {"BlockRemoved", Kind::removed},
                                               {"AllBlocksCleared", Kind::cleared}};
   io.required("type", event.kind, form::Word<Kind>{kKinds});
+  // The kinds have the fields of vLLM's event classes: a removed block has group, hash and medium
+  // only.
   if (event.kind == Kind::cleared) return;
   io.required("group_idx", event.group, form::Between{0, std::ssize(header.groups) - 1});
   io.required("block_hashes", event.block_hashes);
@@ -249,6 +272,8 @@ void fields(Io& io, FieldsOf<Io, RecordedConnectorConfig>& config) {
   io.required("supports_hybrid_groups", config.supports_hybrid_groups);
   io.optional("kv_role", config.kv_role);
   io.optional("name", config.name);
+  // Options of vLLM's own connectors keep their JSON text: they are listed here so that an unknown
+  // key is still refused.
   if constexpr (Io::kReads) {
     for (const char* key : {"host_blocks", "eviction_policy", "lazy", "store_threshold",
                             "blocks_per_chunk", "sync_load_tokens"})

@@ -1,4 +1,4 @@
-// Recordings as files, step by step or whole; their requests as a trace.
+// Recordings as files, step by step or whole, and their requests as a trace.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -12,6 +12,11 @@
 
 namespace lockstep {
 
+// The reader's members are behind a pointer so that recording.h does not need the JSON reader.
+//
+// Invariants
+// (1) next_step is the number of steps that next() has returned.
+// (2) ended: `end` is set, and no further line is read.
 struct RecordingReader::State {
   explicit State(LineReader&& opened) : lines(std::move(opened)), json(lines.path()) {}
   LineReader lines;
@@ -20,7 +25,8 @@ struct RecordingReader::State {
   RecordingEnd end;
   std::int64_t next_step = 0;
   bool ended = false;
-  // After the last whole step of a file without an end line.
+  // Ends the recording after its last whole step, in a file without an end line. Returns what
+  // next() returns then.
   bool cut_off() {
     end = {.steps = next_step, .unfinished = {}, .is_cut_off = true};
     ended = true;
@@ -59,12 +65,16 @@ Result<bool> RecordingReader::next(RecordedStep& step) {
   const auto got = state.lines.next(line);
   if (!got) return tl::unexpected(got.error());
   const std::int64_t number = state.lines.number();
+  // A missing end line, or a torn last line without a newline, is what a killed process leaves: the
+  // steps before it stay usable. A torn line that ends in a newline is damage and is refused.
   if (!*got) return state.cut_off();
   if (state.json.parse(line, number, state.lines.is_cut_off())) {
     const JsonValue root = state.json.root();
     if (root.is_object() && JsonValue(root).object().has("end")) {
       state.end = read_recording_end(root, state.header, state.next_step);
       state.ended = true;
+      // Anything after the end line means that two recordings were joined or that the end is not
+      // the last write; the line number of the extra line is reported.
       const auto behind = state.json.ok() ? state.lines.next(line) : Result<bool>(false);
       if (!behind) return tl::unexpected(behind.error());
       if (*behind)
@@ -84,11 +94,13 @@ const RecordingEnd& RecordingReader::end() const {
   return state_->end;
 }
 
+// Collects lines, so that short steps do not cost a system call each.
 struct RecordingWriter::State {
   OutputFile file;
   std::string buffer;
   Result<void> append(const std::string& line) {
     buffer += line;
+    // 64 KiB per write.
     if (buffer.size() < (std::size_t{1} << 16)) return {};
     return flush();
   }
@@ -145,12 +157,13 @@ Result<Recording> read_recording(const std::string& path) {
 
 namespace {
 
-// What a recording says about how each request ended.
+// The outputs of all requests, and how those that ended did so.
 struct Ends {
   std::map<std::string, std::vector<std::int32_t>> tokens;  // sampled, in order
   std::map<std::string, std::string> reasons;               // of those that stopped
 };
 
+// One pass over the recording. A reused name is treated as one request: its outputs are joined.
 Ends ends_of(const Recording& recording) {
   Ends ends;
   for (const RecordedStep& step : recording.steps) {
@@ -163,7 +176,9 @@ Ends ends_of(const Recording& recording) {
   return ends;
 }
 
-// The output as the engine kept it: what a stop cut off is not part of it.
+// Returns the output that the engine kept: tokens sampled after a stop token or past max_tokens
+// were discarded. A request that never ended, or sampled nothing, gets max_tokens tokens without
+// content.
 OutputPlan output_of(const RequestSpec& spec, const Ends& ends) {
   OutputPlan output;
   const auto sampled = ends.tokens.find(spec.name);
@@ -178,7 +193,8 @@ OutputPlan output_of(const RequestSpec& spec, const Ends& ends) {
     if (stops || std::ssize(output.tokens) == spec.max_tokens) break;
   }
   output.length = static_cast<std::int32_t>(output.tokens.size());
-  // A placeholder that the recorded model accepted is no token of another.
+  // A placeholder (-1) that the recorded model accepted stands for an unknown token: keep the
+  // length and let the replay generate tokens.
   if (std::ranges::any_of(output.tokens, [](std::int32_t token) { return token < 0; }))
     output.tokens.clear();
   return output;
@@ -186,6 +202,8 @@ OutputPlan output_of(const RequestSpec& spec, const Ends& ends) {
 
 }  // namespace
 
+// Names may repeat in a recording, hence `places` has the latest request of a name. An abort of an
+// unknown name is dropped: the engine ignored it too.
 Result<Trace> trace_of(const Recording& recording, std::int64_t step_ns) {
   if (recording.header.connector)
     return fail("a recording of a KV connector, whose answers no request trace holds");
@@ -203,14 +221,16 @@ Result<Trace> trace_of(const Recording& recording, std::int64_t step_ns) {
         request.spec = event.request;
         request.output = output_of(event.request, ends);
         request.spec.arrival_ns = t_ns;
-        request.spec.max_tokens = request.output.length;  // nothing else ends it
+        // Only the length ends the request, so that another engine that samples other tokens stops
+        // at the same output token.
+        request.spec.max_tokens = request.output.length;
         request.spec.eos_token.reset();
         request.spec.stop_token_ids.clear();
         places[event.request.name] = trace.records.size();
         trace.records.emplace_back(std::move(request));
       } else if (event.kind == RecordedEvent::Kind::abort) {
         const auto place = places.find(event.name);
-        if (place == places.end()) continue;  // no block of that name
+        if (place == places.end()) continue;
         auto& request = std::get<TraceRequest>(trace.records[place->second]);
         request.abort = AbortPlan{.t_ns = t_ns, .after_tokens = {}};
       } else if (event.kind == RecordedEvent::Kind::output) {

@@ -1,4 +1,8 @@
-// The lines of a recording, read and written.
+// The lines of a recording, read and written: header, steps and end, each from one list of fields
+// that serves both directions. The order of a list is the order of keys in a written file.
+//
+// Checked while reading: keys, types, ranges, blocks within their pool, one list per group, step
+// numbers. Not checked: whether a decision makes sense (conform, audit).
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,12 +17,13 @@
 namespace lockstep {
 namespace {
 
-// Seconds as text, nanoseconds in memory.
+// The file has seconds as a decimal number; memory has integer nanoseconds. The text is scaled
+// exactly and never passes through a floating-point number.
 constexpr form::Code kSeconds{
     [](JsonValue value) { return value.scaled_decimal(9); },
     [](JsonWriter& out, std::int64_t ns) { out.raw(decimal_text_of(ns, 9)); }};
 
-// An entry whose only key says what it is and whose.
+// Entries with a single key that names both the event and the request: {"abort":"r1"}.
 struct NamedEvent {
   std::string_view key;
   RecordedEvent::Kind kind;
@@ -28,10 +33,12 @@ constexpr NamedEvent kNamedEvents[] = {{"abort", RecordedEvent::Kind::abort},
                                        {"grammar_ready", RecordedEvent::Kind::grammar_ready},
                                        {"grammar_failed", RecordedEvent::Kind::grammar_failed}};
 
+// vLLM's names of PauseState (v1/core/sched/interface.py).
 constexpr JsonWord<PauseState> kPauseStates[] = {{"UNPAUSED", PauseState::unpaused},
                                                  {"PAUSED_NEW", PauseState::paused_new},
                                                  {"PAUSED_ALL", PauseState::paused_all}};
 
+// Keys of `add` that only requests with a grammar, a session, a pooler or several samples have.
 template <class Io>
 void rest_of_add(Io& io, FieldsOf<Io, RecordedEvent>& event) {
   io.optional("structured", event.needs_grammar);
@@ -41,11 +48,15 @@ void rest_of_add(Io& io, FieldsOf<Io, RecordedEvent>& event) {
   io.optional("session_id", event.session_id);
 }
 
+// An optional flag whose absence means false.
 bool read_flag(JsonObject& object, std::string_view key) {
   JsonValue value = object.optional(key);
   return value && value.boolean();
 }
 
+// Reads an `add`. Two facts outside the entry change its form: with an encoder-decoder model the
+// items are not part of the prompt, and the release decides whether positions of embeddings hold
+// token 0.
 void read_add(JsonObject& object, const RecordingHeader& header, RecordedEvent& event) {
   event.is_pooling = read_flag(object, "pooling");
   const EngineProfile* const profile = find_engine_profile(header.options.config.engine);
@@ -59,6 +70,8 @@ void read_add(JsonObject& object, const RecordingHeader& header, RecordedEvent& 
   rest_of_add(io, event);
 }
 
+// Keys in the order of read_added_request(), with defaults omitted. A request of embeddings only
+// has no `prompt`, since its tokens are all 0.
 void write_add(JsonWriter& out, const RecordedEvent& event) {
   const RequestSpec& request = event.request;
   out.string("add", request.name);
@@ -76,6 +89,7 @@ void write_add(JsonWriter& out, const RecordedEvent& event) {
   rest_of_add(io, event);
 }
 
+// A chunk has its own prompt and limit; it inherits everything else from the session's `add`.
 template <class Io>
 void chunk_fields(Io& io, FieldsOf<Io, RecordedEvent>& event) {
   auto& request = event.request;
@@ -94,6 +108,8 @@ void chunk_fields(Io& io, FieldsOf<Io, RecordedEvent>& event) {
   io.optional("eos", request.eos_token, form::Between{0, kTokenIdMax});
 }
 
+// Recognizes an entry by the key that only its kind has; finish() then refuses every other key.
+// `pause` is the older name of `pause_state`.
 RecordedEvent read_event(JsonValue value, const RecordingHeader& header) {
   RecordedEvent event;
   JsonObject object = value.object();
@@ -129,7 +145,9 @@ RecordedEvent read_event(JsonValue value, const RecordingHeader& header) {
   return event;
 }
 
-// Those of one key; `during`: after the decision, where outputs of earlier steps arrive.
+// The events of one list. Entries of processed outputs are allowed only after the decision
+// (`during`), and only for earlier steps: the output of the step itself cannot precede its
+// computation. The list of a raised exception may have any.
 struct Events {
   const RecordingHeader& header;
   std::int64_t during_step = -1;  // -1: before the decision
@@ -151,7 +169,9 @@ struct Events {
   }
 };
 
-// Drafts of requests that the step does not schedule; the names ascend.
+// Drafts of requests that the step does not schedule, {"r1":[7,-1]}. Names ascend, which makes the
+// bytes unique, and every request has at least one draft. Drafts of scheduled requests are in their
+// `spec`.
 std::vector<RecordedTokens> read_held_drafts(JsonValue value, const RecordedStep& step) {
   std::vector<RecordedTokens> held;
   for (auto& [id, tokens] : value.object().entries()) {
@@ -165,7 +185,9 @@ std::vector<RecordedTokens> read_held_drafts(JsonValue value, const RecordedStep
   return held;
 }
 
-// Whether a key is there that the header announces: absent and "none" are not the same.
+// Returns whether to read or write `key`: always when reading, so that an unannounced key is
+// refused with `refusal` instead of as unknown; only if announced when writing. Absent and "none"
+// are different facts about a recording, and only the header states which one a missing key means.
 template <class Io>
 bool is_announced(Io& io, std::string_view key, bool announced, std::string_view refusal) {
   if constexpr (Io::kReads)
@@ -173,7 +195,8 @@ bool is_announced(Io& io, std::string_view key, bool announced, std::string_view
   return !Io::kReads || announced;
 }
 
-// The decision, from `scheduled` to `copies`.
+// The decision, from `scheduled` to `copies`. Adapters of the scheduler protocol send the same
+// keys.
 template <class Io>
 void decision_fields(Io& io, FieldsOf<Io, RecordedStep>& step, const RecordingHeader& header) {
   const form::Pair<Block, Block> copy{"[from, to]", {header.num_blocks}, {header.num_blocks}};
@@ -192,7 +215,8 @@ void decision_fields(Io& io, FieldsOf<Io, RecordedStep>& step, const RecordingHe
   io.optional("copies", step.copies, form::Each{copy});
 }
 
-// The queues and the pool.
+// The queues and the pool after the decision. `free_blocks` is -1 in memory and null in the file
+// when unknown, so the member passes through an optional.
 template <class Io>
 void state_fields(Io& io, FieldsOf<Io, RecordedStep>& step, const RecordingHeader& header) {
   io.required("running", step.running);
@@ -205,6 +229,7 @@ void state_fields(Io& io, FieldsOf<Io, RecordedStep>& step, const RecordingHeade
   if constexpr (Io::kReads) step.free_blocks = free_blocks.value_or(-1);
 }
 
+// Full tables of running requests and of loads in flight, {"r1":[[1,2],[3]]}: one list per group.
 template <class Io>
 void table_fields(Io& io, FieldsOf<Io, RecordedStep>& step, const RecordingHeader& header) {
   const form::ById<BlockLists> tables{{header}};
@@ -212,6 +237,7 @@ void table_fields(Io& io, FieldsOf<Io, RecordedStep>& step, const RecordingHeade
   io.optional("loading", step.loading, tables);
 }
 
+// Changes of the prefix cache, and finished requests whose blocks are still being sent.
 template <class Io>
 void cache_fields(Io& io, FieldsOf<Io, RecordedStep>& step) {
   io.optional("held", step.held);
@@ -220,6 +246,7 @@ void cache_fields(Io& io, FieldsOf<Io, RecordedStep>& step) {
   io.optional("cleared", step.cleared);
 }
 
+// read_held_drafts() depends on the step's `scheduled`, which must have been read before.
 template <class Io>
 void held_draft_fields(Io& io, FieldsOf<Io, RecordedStep>& step, const RecordingHeader& header) {
   if (!is_announced(io, "held_drafts", header.has_held_drafts,
@@ -233,7 +260,9 @@ void held_draft_fields(Io& io, FieldsOf<Io, RecordedStep>& step, const Recording
   }
 }
 
-// Waiting requests and their reasons, and the results of grammars and poolers.
+// Keys for inputs other than tokens: encoder items, waiting requests with their reasons, and the
+// results of grammars and poolers. `deferred` is a flag here, and a list of requests in recordings
+// with a connector (transfer_fields()); the header tells them apart.
 template <class Io>
 void input_fields(Io& io, FieldsOf<Io, RecordedInputs>& inputs, const RecordingHeader& header) {
   io.optional("free_encoder", inputs.free_encoder);
@@ -254,6 +283,8 @@ void input_fields(Io& io, FieldsOf<Io, RecordedInputs>& inputs, const RecordingH
   io.optional("pooled", inputs.pooled);
 }
 
+// Keys that newer releases have with a connector. Decisions of vLLM's own connectors are kept as
+// raw JSON.
 template <class Io>
 void transfer_fields(Io& io, FieldsOf<Io, RecordedTransfers>& transfers,
                      const RecordingHeader& header) {
@@ -266,7 +297,8 @@ void transfer_fields(Io& io, FieldsOf<Io, RecordedTransfers>& transfers,
   io.optional("offload", transfers.offload, form::Raw{});
 }
 
-// What the worker and the model brought, and what it did.
+// What the worker and the model returned for the step, and what the engine did with it. `sampled`
+// is always present, as {} for a step without requests.
 template <class Io>
 void output_fields(Io& io, FieldsOf<Io, RecordedStep>& step, const RecordingHeader& header) {
   io.optional("worker", step.worker, form::With{header});
@@ -292,7 +324,8 @@ void output_fields(Io& io, FieldsOf<Io, RecordedStep>& step, const RecordingHead
   }
 }
 
-// `config` to `connector` of a header.
+// `config` to `connector` of a header: the keys that the scheduler protocol's `open` shares. The
+// engine's profile must be known before options and groups are used, so config.engine is set here.
 template <class Io>
 void engine_fields(Io& io, FieldsOf<Io, RecordingHeader>& header) {
   constexpr form::Code kOptions{
@@ -310,6 +343,8 @@ void engine_fields(Io& io, FieldsOf<Io, RecordingHeader>& header) {
 
 }  // namespace
 
+// A step line. step.step is the expected number when reading, so that a gap or a repetition is
+// refused.
 template <class Io>
 void fields(Io& io, FieldsOf<Io, RecordedStep>& step, const RecordingHeader& header) {
   io.required("step", step.step, form::Between{step.step, step.step});
@@ -326,6 +361,8 @@ void fields(Io& io, FieldsOf<Io, RecordedStep>& step, const RecordingHeader& hea
   output_fields(io, step, header);
 }
 
+// The header line. The version is in the first key; announcements of optional keys of steps follow
+// the block sizes.
 template <class Io>
 void fields(Io& io, FieldsOf<Io, RecordingHeader>& header) {
   constexpr form::Code kEngine{read_recorded_engine, write_recorded_engine};
@@ -337,6 +374,7 @@ void fields(Io& io, FieldsOf<Io, RecordingHeader>& header) {
   io.required("family", header.family, form::AnyText{});
   io.required("seed", header.seed, form::Between{INT64_MIN, INT64_MAX});
   engine_fields(io, header);
+  // 1 stands for "version 1 of these keys", not for true.
   const auto announce = [&](std::string_view key, auto& flag) {
     std::int64_t version = flag ? 1 : 0;
     io.optional(key, version, form::Between{1, 1});
@@ -351,6 +389,8 @@ void fields(Io& io, FieldsOf<Io, RecordingHeader>& header) {
   io.optional("encoder_compute_budget", header.encoder_compute_budget, kTokens);
   io.optional("encoder_cache_size", header.encoder_cache_size, kTokens);
   if constexpr (Io::kReads)
+    // The scheduler follows encoder budgets only for cross attention. Without a recorded budget 0
+    // selects max_num_batched_tokens, as in vLLM.
     if (has_cross_attention(header.groups)) {
       header.options.config.encoder_compute_budget = header.encoder_compute_budget.value_or(0);
       header.options.config.encoder_cache_size = header.encoder_cache_size.value_or(0);
@@ -361,6 +401,8 @@ void fields(Io& io, FieldsOf<Io, RecordingHeader>& header) {
   io.optional("x_beyond_format", header.beyond_format);
 }
 
+// The end line. end.steps is the number of step lines read, which the line must repeat: a file that
+// lost lines in the middle is refused.
 template <class Io>
 void fields(Io& io, FieldsOf<Io, RecordingEnd>& end, const RecordingHeader& header) {
   io.mark("end");
@@ -379,6 +421,8 @@ void fields(Io& io, FieldsOf<Io, RecordingEnd>& end, const RecordingHeader& head
   });
 }
 
+// Reads the keys that `add` has in recordings, benchmark files and the scheduler protocol, but not
+// `arrival`, which only recordings have.
 RequestSpec read_added_request(JsonObject& object, bool& priority_given, AddedForm form) {
   RequestSpec request;
   request.name = object.required("add").nonempty_string();
@@ -401,6 +445,7 @@ RequestSpec read_added_request(JsonObject& object, bool& priority_given, AddedFo
   return request;
 }
 
+// Writes one entry of `before` or `during`; the first key identifies its kind for read_event().
 void write_recorded_event(JsonWriter& out, const RecordedEvent& event) {
   out.begin_object();
   FieldWriter io(out);
@@ -434,6 +479,8 @@ void write_recorded_event(JsonWriter& out, const RecordedEvent& event) {
   out.end_object();
 }
 
+// The protocol's replies share the lists of fields above; they differ from a step line only in
+// which lists they combine.
 void read_decision_keys(JsonObject& object, const RecordingHeader& header, RecordedStep& step) {
   FieldReader io(object);
   decision_fields(io, step, header);
