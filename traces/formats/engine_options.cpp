@@ -1,3 +1,5 @@
+// Options are rows of the table in run_fields.cpp, so that files, the command line and saved cases
+// agree on names and ranges. Only the options of request inputs have their own small table here.
 #include "traces/formats/engine_options.h"
 
 #include <fmt/format.h>
@@ -13,24 +15,29 @@
 namespace lockstep {
 namespace {
 
+// An option of EngineConfig by its name in files; null: no such option, or a setting of the run
+// only.
 const RunField* find_option(std::string_view name) {
   const RunField* field = find_run_field(name);
   return field != nullptr && field->saved_in == SavedIn::engine ? field : nullptr;
 }
 
+// REQUIRES: the name came out of read_engine_options() or all_engine_options().
 const RunField& known_option(std::string_view name) {
   const RunField* option = find_option(name);
   LS_CHECK(option != nullptr, "no engine option is called {}", name);
   return *option;
 }
 
-// An option that bounds inputs: how it is read and written.
+// An option of request inputs: its name in files, and how it is read and written.
 struct InputOption {
   std::string_view name;
   void (*read)(JsonValue, InputOptions&);
   void (*write)(JsonWriter&, const InputOptions&);
 };
 
+// Rows for optional numbers and flags. A row is written only if the file gave it, hence value_or()
+// never supplies a value that the file did not have.
 template <auto member>
 constexpr InputOption number_option(std::string_view name) {
   return {name,
@@ -50,6 +57,7 @@ constexpr InputOption flag_option(std::string_view name) {
           }};
 }
 
+// `runner` is recorded only for pooling models; vLLM's default "generate" has no key.
 void read_runner(JsonValue value, InputOptions& inputs) {
   inputs.runner = value.string();
   if (inputs.runner != "pooling") value.refuse("\"pooling\", or no such option");
@@ -69,7 +77,7 @@ const InputOption* find_input_option(std::string_view name) {
   return found == std::end(kInputOptions) ? nullptr : found;
 }
 
-// A run with this engine, for rows to look at.
+// Rows read and write members of a RunSpec, so an engine's options are wrapped into one.
 RunSpec run_of(const EngineConfig& engine) {
   RunSpec run;
   run.engine = engine;
@@ -78,6 +86,7 @@ RunSpec run_of(const EngineConfig& engine) {
 
 }  // namespace
 
+// Duplicate keys are refused by the JSON reader; `given` therefore has each name once.
 EngineOptions read_engine_options(JsonValue value, InputsIn inputs_in) {
   EngineOptions options;
   RunSpec run;
@@ -142,12 +151,15 @@ void write_recorded_engine(JsonWriter& out, const RecordedEngine& engine) {
   out.end_object();
 }
 
+// Only versions of vLLM are mapped to the nearest release: for other engines a nearest version
+// would claim rules that no comparison supports.
 std::string RecordedEngine::profile() const {
   const std::string own = text();
   if (name != "vllm" || find_engine_profile(own) != nullptr) return own;
   return std::string(nearest_release(version).name) + policies;
 }
 
+// The name of a profile is RELEASE,POLICY=WORD,...; the release's name is NAME-VERSION.
 RecordingHeader header_of_engine(const EngineConfig& config,
                                  const std::vector<KVCacheGroupSpec>& groups,
                                  std::int64_t num_blocks) {
@@ -159,6 +171,7 @@ RecordingHeader header_of_engine(const EngineConfig& config,
                    profile.name.substr(release.size())};
   header.family = "lockstep";
   header.options.config = config;
+  // Resolved here, because a reader of the recording must not depend on this profile's rule.
   header.options.config.num_hash_lookahead_tokens = hash_lookahead_of(config, profile);
   header.options.given = {"max_num_seqs",
                           "max_num_batched_tokens",
@@ -167,6 +180,7 @@ RecordingHeader header_of_engine(const EngineConfig& config,
                           "enable_prefix_caching",
                           "enable_chunked_prefill",
                           "scheduler_reserve_full_isl"};
+  // Optional options are stated only where they differ from their default, as vLLM's recorder does.
   const auto give = [&](bool differs, const char* name) {
     if (differs) header.options.given.emplace_back(name);
   };
@@ -202,6 +216,7 @@ void connect_engine(RecordingHeader& header, KVLoadFailurePolicy policy,
       RecordedConnectorConfig{.fail_on_load_error = policy == KVLoadFailurePolicy::fail,
                               .supports_hybrid_groups = header.groups.size() > 1,
                               .requires_kv_delivery = drops && traits.requires_kv_delivery};
+  // vLLM's engine core does not hash lookahead tokens when a connector is configured.
   EngineConfig& config = header.options.config;
   if (config.num_hash_lookahead_tokens > 0) config.num_hash_lookahead_tokens = 0;
 }
@@ -212,6 +227,7 @@ constexpr std::size_t kEngineFileMax = 1 << 20;
 
 }  // namespace
 
+// Stops at the first unknown policy or word: the reader keeps only the first error anyway.
 std::string read_policies(JsonValue value) {
   std::string description;
   JsonObject object = value.object();
@@ -244,6 +260,8 @@ Result<const EngineProfile*> read_engine_file(const std::string& path) {
   if (!reader.parse(text)) return reader.failure();
   JsonObject object = reader.root().object();
   object.required("engine_file").integer(1, 1);
+  // `base` may itself have policies after a comma; parse_engine() reads them together with the
+  // object's.
   std::string description(object.required("base").nonempty_string());
   if (auto policies = object.optional("policies")) description += read_policies(policies);
   object.finish();

@@ -1,3 +1,5 @@
+// Prompts and rare request keys as JSON. Reading produces runs, never a token per element, except
+// for literal tokens; writing chooses the shortest form.
 #include "traces/formats/prompt_json.h"
 
 #include <fmt/format.h>
@@ -11,12 +13,14 @@ namespace {
 constexpr std::int64_t kSeedMax = (std::int64_t{1} << 32) - 1;  // a seed has 32 bits
 constexpr std::int64_t kHashIdsMax = std::int64_t{1} << 22;     // of one prompt
 
+// True if every run can be written as a segment.
 bool are_segments(const Prompt& prompt) {
   return std::ranges::all_of(prompt.runs, [](const TokenRun& run) {
     return run.kind == TokenRun::Kind::seeded || run.kind == TokenRun::Kind::repeated;
   });
 }
 
+// Tokens whose identity is (seed, position) instead of their ids: content behind a hash id.
 TokenRun symbolic_run(std::uint64_t seed, std::int64_t count) {
   return {.kind = TokenRun::Kind::symbolic,
           .seed = seed,
@@ -24,6 +28,7 @@ TokenRun symbolic_run(std::uint64_t seed, std::int64_t count) {
           .count = static_cast<std::uint32_t>(count)};
 }
 
+// Literal runs point into prompt.tokens, which only grows.
 void append_tokens(Prompt& prompt, const std::vector<std::int32_t>& tokens) {
   prompt.append({.kind = TokenRun::Kind::literal,
                  .seed = 0,
@@ -32,7 +37,8 @@ void append_tokens(Prompt& prompt, const std::vector<std::int32_t>& tokens) {
   prompt.tokens.insert(prompt.tokens.end(), tokens.begin(), tokens.end());
 }
 
-// Checks what holds for every prompt: it has tokens, and not too many.
+// Refuses an empty prompt and one of more than kPromptTokensMax tokens, which 32-bit positions
+// could not address.
 void check_size(JsonValue value, const Prompt& prompt) {
   const std::int64_t size = prompt.size();
   if (size == 0) value.refuse("a prompt of at least one token");
@@ -42,6 +48,7 @@ void check_size(JsonValue value, const Prompt& prompt) {
   }
 }
 
+// {"ids":[[first,count],...],"length":n}: runs of consecutive ids, as most prompts have them.
 Prompt read_hash_ids(JsonObject& object, JsonValue runs, const std::optional<HashIdConvention>& ids,
                      std::uint64_t ordinal) {
   const auto length = object.required("length").integer(1, kPromptTokensMax);
@@ -62,7 +69,8 @@ Prompt read_hash_ids(JsonObject& object, JsonValue runs, const std::optional<Has
     if (run.size() != 2) break;
     std::uint64_t first = run[0].integer(0, kHashIdMax);
     const auto count = run[1].integer(1, kPromptTokensMax);
-    // More ids than the prompt can have: no need to make room for them.
+    // More ids than the prompt can have: one extra id is enough for the error, and a count of 2^31
+    // must not allocate memory.
     if (static_cast<std::int64_t>(hash_ids.size()) + count > expected) {
       hash_ids.resize(static_cast<std::size_t>(expected) + 1);
       break;
@@ -80,7 +88,8 @@ Prompt read_hash_ids(JsonObject& object, JsonValue runs, const std::optional<Has
   return prompt.value_or(Prompt{});
 }
 
-// ["seeded"|"symbolic",seed,first,count] or ["tokens",[..]]
+// ["seeded" or "symbolic", seed, first, count] or ["tokens", [..]]. Seeded runs take 32 bits of
+// seed, as their tokens are made from them; symbolic ones are identified by all 64.
 void read_run(JsonValue element, Prompt& prompt) {
   const JsonArray run = element.array();
   const bool is_tokens = run.size() == 2 && run[0].is_string() && run[0].string() == "tokens";
@@ -98,7 +107,9 @@ void read_run(JsonValue element, Prompt& prompt) {
   prompt.append(read);
 }
 
-// Whether the prompt is what prompt_of_hash_ids() would make of its seeds.
+// Returns the ids from which prompt_of_hash_ids() makes exactly this prompt; nullopt: there are
+// none, and the prompt needs another form. Comparing the result covers run lengths, the tail and
+// private seeds at once.
 std::optional<std::vector<std::uint64_t>> hash_ids_of(const Prompt& prompt,
                                                       const HashIdConvention& ids,
                                                       std::uint64_t ordinal) {
@@ -113,6 +124,7 @@ std::optional<std::vector<std::uint64_t>> hash_ids_of(const Prompt& prompt,
   return made && *made == prompt ? std::optional(hash_ids) : std::nullopt;
 }
 
+// Joins consecutive ids to [first, count] runs.
 void write_hash_ids(JsonWriter& out, const std::vector<std::uint64_t>& hash_ids,
                     std::int64_t length) {
   out.begin_object().key("ids").begin_array();
@@ -125,6 +137,7 @@ void write_hash_ids(JsonWriter& out, const std::vector<std::uint64_t>& hash_ids,
   out.end_array().integer("length", length).end_object();
 }
 
+// The form for any prompt: each run as it is, literal ones as tokens.
 void write_runs(JsonWriter& out, const Prompt& prompt) {
   out.begin_object().key("runs").begin_array();
   for (const TokenRun& run : prompt.runs) {
@@ -141,8 +154,11 @@ void write_runs(JsonWriter& out, const Prompt& prompt) {
   out.end_array().end_object();
 }
 
-// In the places of embeddings.
+// Replaces the tokens at positions of embeddings by `to`: literal tokens whatever they are,
+// repeated runs only if they repeat `from`. The first position of a repeated run decides for all of
+// it, since reading keeps every span of embeddings in its own run.
 void swap_tokens(Prompt& prompt, const PromptEmbeds& embeds, std::int32_t from, std::int32_t to) {
+  // places are sorted and disjoint, so the first span that ends after the position decides.
   const auto is_embedded = [&](std::int64_t position) {
     const auto behind = std::ranges::partition_point(
         embeds.places, [&](const TokenSpan& span) { return span.first + span.count <= position; });
@@ -171,6 +187,7 @@ static TokenRun read_repeated(JsonValue element) {
   return run;
 }
 
+// Three elements are [seed, first, n], two [seed, n] from first 0.
 Prompt read_segments(JsonValue value) {
   Prompt prompt;
   for (JsonValue element : value.array()) {
@@ -243,6 +260,7 @@ void write_recorded_prompt(JsonWriter& out, const Prompt& prompt) {
   out.begin_object().key("tokens").integers(prompt.materialize()).end_object();
 }
 
+// The key chooses the form; further keys are refused by finish().
 Prompt read_prompt(JsonValue value, const std::optional<HashIdConvention>& ids,
                    std::uint64_t ordinal) {
   if (value.is_array()) return read_segments(value);
@@ -266,6 +284,8 @@ Prompt read_prompt(JsonValue value, const std::optional<HashIdConvention>& ids,
   return prompt;
 }
 
+// Forms from the most specific to the most general. A literal run that is not the whole token list
+// has been cut or joined and is written as runs.
 void write_prompt(JsonWriter& out, const Prompt& prompt, const std::optional<HashIdConvention>& ids,
                   std::uint64_t ordinal) {
   if (are_segments(prompt)) return write_segments(out, prompt);
@@ -291,6 +311,8 @@ std::int64_t hash_ids_for(std::int64_t length, const HashIdConvention& ids) {
                                    : (length + ids.block_tokens - 1) / ids.block_tokens;
 }
 
+// Each id covers block_tokens tokens, the last one the remainder (`ceil`); what `floor` leaves gets
+// the request's private seed.
 std::optional<Prompt> prompt_of_hash_ids(const std::vector<std::uint64_t>& hash_ids,
                                          std::int64_t length, const HashIdConvention& ids,
                                          std::uint64_t ordinal) {
@@ -315,7 +337,8 @@ Prompt private_prompt(std::int64_t length, std::uint64_t ordinal) {
 
 namespace {
 
-// [[first, count], ...]: tokens of an item, ascending; the last run may reach beyond its end.
+// [[first, count], ...]: runs of an item's tokens, ascending and disjoint. The last run may end
+// after the item, as vLLM's masks may; PromptItem::num_rows() cuts it.
 struct Spans {
   std::int32_t size = 0;
   void read(JsonValue value, std::vector<TokenSpan>& spans) const {
@@ -333,6 +356,7 @@ struct Spans {
   }
 };
 
+// A digest in lower-case hexadecimal, whole bytes.
 struct EmbedDigest {
   static void read(JsonValue value, std::string& digest) {
     digest = value.nonempty_string();
@@ -342,13 +366,17 @@ struct EmbedDigest {
   static void write(JsonWriter& out, const std::string& digest) { out.string(digest); }
 };
 
+// Rows of embeddings that a request brings.
 std::int64_t num_rows(const PromptEmbeds& embeds) {
   std::int64_t rows = 0;
   for (const TokenRun& run : embeds.rows) rows += run.count;
   return rows;
 }
 
-// Rows belong to the places of kEmbeddedToken, or are the whole prompt.
+// Sets the spans of the prompt that embeddings cover. With digests there are none: one digest per
+// digest_tokens tokens, and one for the rest, covers the whole prompt. With rows only, the whole
+// prompt is one span. Otherwise each row belongs to one position of kEmbeddedToken, in order, and
+// their numbers must be equal.
 void place_embeds(JsonValue value, const Prompt& prompt, PromptEmbeds& embeds) {
   if (!embeds.digests.empty()) {
     const std::int64_t each = embeds.digest_tokens;
@@ -381,8 +409,8 @@ void place_embeds(JsonValue value, const Prompt& prompt, PromptEmbeds& embeds) {
                     num_rows(embeds), num_places, kEmbeddedToken));
 }
 
-// Where the next item of a prompt may be. `room`: tokens of the prompt; -1: items have places of
-// their own.
+// Where the next item of a prompt may start, so that items do not overlap. room: tokens of the
+// prompt; -1: items are not part of it.
 struct ItemPlace {
   std::int32_t end = 0;
   std::int64_t room = -1;
@@ -397,6 +425,7 @@ void fields(Io& io, FieldsOf<Io, Adapter>& adapter) {
   io.required("path", adapter.path, form::AnyText{});
 }
 
+// All three keys are always written, so that a file shows the whole rule; an absent one is 0.
 template <class Io>
 void fields(Io& io, FieldsOf<Io, RepetitionDetection>& detection) {
   constexpr form::Between kTokens{0, kPromptTokensMax};
@@ -405,6 +434,8 @@ void fields(Io& io, FieldsOf<Io, RepetitionDetection>& detection) {
   io.defaulted("min_count", detection.min_count, kTokens);
 }
 
+// `at` of an item outside the prompt is 0. kPromptTokensMax bounds its length there; otherwise the
+// prompt does.
 template <class Io>
 void fields(Io& io, FieldsOf<Io, PromptItem>& item, const ItemPlace& at) {
   const bool is_beside = at.room < 0;
@@ -417,6 +448,8 @@ void fields(Io& io, FieldsOf<Io, PromptItem>& item, const ItemPlace& at) {
   io.optional("embed", item.embeds, Spans{item.count});
 }
 
+// Either digests of the engine's own embeddings, or seeded rows that a replay can generate. The
+// keys exclude each other.
 template <class Io>
 void fields(Io& io, FieldsOf<Io, PromptEmbeds>& embeds) {
   const form::Between tokens{1, kSeedMax / 4};
@@ -436,6 +469,7 @@ void fields(Io& io, FieldsOf<Io, PromptEmbeds>& embeds) {
   if constexpr (Io::kReads) embeds.rows = rows.runs;
 }
 
+// Rows of a repeated token would all be equal, which `rows` cannot mean; they need a seed.
 static PromptEmbeds read_embeds(JsonValue value) {
   PromptEmbeds embeds;
   read_fields(value, embeds);
@@ -461,6 +495,8 @@ void write_prompt_items(JsonWriter& out, const std::vector<PromptItem>& items) {
   if (!items.empty()) form::Each{form::With{anywhere}}.write(out.key("mm"), items);
 }
 
+// Digests describe an engine's own embeddings by position and need the prompt's length, hence the
+// refusal without `prompt`.
 bool read_embeds_alone(JsonObject& object, RequestSpec& request) {
   if (object.has("prompt")) return false;
   PromptEmbeds& embeds = request.keys.embeds;
@@ -474,6 +510,7 @@ bool read_embeds_alone(JsonObject& object, RequestSpec& request) {
   return true;
 }
 
+// Keys that block hashes cover. `embeds` may have been read already, with the prompt.
 static void read_hash_keys(JsonObject& object, KeysForm form, RequestSpec& request) {
   RequestKeys& keys = request.keys;
   if (auto lora = object.optional("lora")) read_fields(lora, keys.lora);
@@ -486,6 +523,7 @@ static void read_hash_keys(JsonObject& object, KeysForm form, RequestSpec& reque
   }
 }
 
+// Keys that hashes do not cover.
 template <class Io>
 static void rare_fields(Io& io, FieldsOf<Io, RequestSpec>& request) {
   io.optional("min_tokens", request.min_tokens, form::Between{0, kPromptTokensMax});
