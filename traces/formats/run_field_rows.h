@@ -1,5 +1,10 @@
-// How a row of the table of options is made from a member of RunSpec: reading, writing and words of
-// its type. For traces/formats/run_fields.cpp alone.
+// How a row of the table of options is made from a member of RunSpec: kind, reading, writing and
+// words follow from the member's type at compile time, so that a row states only its texts and
+// ranges. For traces/formats/run_fields.cpp only.
+//
+// Invariants
+// (1) Every function pointer of a row refers to the same member path.
+// (2) read_member() accepts what write_member() writes, and the numbers of older saved cases.
 #pragma once
 
 #include <algorithm>
@@ -11,6 +16,7 @@
 
 namespace lockstep::run_rows {
 
+// Words of options that are texts and have a fixed list; words of enums come from base/names.h.
 constexpr std::string_view kAttentionChoices[] = {"full", "mla"};
 constexpr std::string_view kDtypeChoices[] = {"bf16",
                                               "fp16",
@@ -25,11 +31,13 @@ constexpr std::string_view kDtypeChoices[] = {"bf16",
 constexpr std::string_view kBackendChoices[] = {"flash_attn", "flashinfer", "triton_attn",
                                                 "any_size"};
 
+// One object, since rows compare with it and read their lower bounds from it.
 inline const RunSpec& defaults() {
   static const RunSpec run;
   return run;
 }
 
+// Follows a path of members: at<&RunSpec::engine, &EngineConfig::dcp>(run) is run.engine.dcp.
 template <auto... path>
 constexpr auto& at(RunSpec& run) {
   return (run.*....*path);
@@ -39,11 +47,14 @@ constexpr const auto& at(const RunSpec& run) {
   return (run.*....*path);
 }
 
+// Types of members that are texts in the table, and the optional number.
 using Names = std::vector<std::string>;
 using Sizes = std::vector<std::int64_t>;
 using Parts = std::vector<ConnectorKind>;
 using Percent = std::optional<std::int32_t>;
 
+// bool is an integral type too, so its branch comes first; an absent percentage still counts as a
+// number.
 template <class T>
 constexpr FieldKind kind_of() {
   if constexpr (std::is_same_v<T, bool>)
@@ -58,6 +69,9 @@ constexpr FieldKind kind_of() {
     return FieldKind::text;
 }
 
+// Parses a word or a text of the command line into the member; false: not a value. A list of names
+// takes one name, as --mutant does. A recipe's texts are taken unchanged and checked where they are
+// used.
 template <class T>
 bool set_text(T& member, std::string_view text) {
   if constexpr (std::is_enum_v<T>) {
@@ -76,7 +90,9 @@ bool set_text(T& member, std::string_view text) {
   return true;
 }
 
-// Older saved cases have numbers for switches, words and connectors: a digit for each part.
+// Reads the numbers that older saved cases have for switches (0, 1), words (their position) and
+// connectors (a decimal digit per part: 12 is peers+host). Digits are taken from the right, hence
+// the insertion at the front.
 template <class T>
 T read_old_number(JsonValue value) {
   if constexpr (std::is_same_v<T, bool>) {
@@ -96,8 +112,11 @@ T read_old_number(JsonValue value) {
   }
 }
 
+// Reads a member from a file. `as_default` widens the lower bound: a default such as -1, which the
+// command line cannot give, must be readable.
 template <class T>
 void read_member(const RunField& field, JsonValue value, T& member, const T& as_default) {
+  // Types whose form changed from numbers to words.
   constexpr bool has_old_number =
       std::is_same_v<T, bool> || std::is_enum_v<T> || std::is_same_v<T, Parts>;
   if constexpr (has_old_number) {
@@ -130,6 +149,8 @@ void read_member(const RunField& field, JsonValue value, T& member, const T& as_
   }
 }
 
+// Writes a member as files have it. An absent percentage is null; rows omit it then, since it is
+// the default.
 template <class T>
 void write_member(JsonWriter& out, const T& member) {
   if constexpr (std::is_same_v<T, bool>)
@@ -152,7 +173,8 @@ void write_member(JsonWriter& out, const T& member) {
     out.integers(member);
 }
 
-// A row for the member that `path` leads to from a RunSpec.
+// Completes `field` for the member that `path` leads to from a RunSpec. All lambdas are
+// captureless, so that the table is constant-initialized.
 template <auto... path>
 constexpr RunField row(RunField field) {
   using T = std::remove_cvref_t<decltype(at<path...>(std::declval<RunSpec&>()))>;
@@ -179,6 +201,7 @@ constexpr RunField row(RunField field) {
     field.words = kWords<T>;
     if (field.choices.empty()) field.choices = kWords<T>;
   }
+  // A list of sizes has no form on the command line.
   if constexpr (kind_of<T>() == FieldKind::word ||
                 (kind_of<T>() == FieldKind::text && !std::is_same_v<T, Sizes>))
     field.set_text = [](RunSpec& run, std::string_view text) {
@@ -190,11 +213,13 @@ constexpr RunField row(RunField field) {
   field.write = [](JsonWriter& out, const RunSpec& run) { write_member(out, at<path...>(run)); };
   return field;
 }
+// A row for a member of EngineConfig: engine options of files contain it.
 template <auto member>
 constexpr RunField engine_row(RunField field) {
   field.saved_in = SavedIn::engine;
   return row<&RunSpec::engine, member>(field);
 }
+// A row for a setting of a saved case.
 template <auto... path>
 constexpr RunField setting_row(RunField field) {
   field.saved_in = SavedIn::settings;

@@ -1,3 +1,5 @@
+// The table of options, and lookups in it. Each row names the option in files, its flag, help and
+// range, the inputs that determine it, and the way in which the shrinker simplifies it.
 #include "traces/formats/run_fields.h"
 
 #include <algorithm>
@@ -13,17 +15,19 @@ namespace {
 
 using namespace run_rows;
 
+// Bounds of the command line, far above any real configuration, so that a typing error is refused.
 constexpr std::int64_t kTokenOptionMax = 1 << 20;
 constexpr std::int64_t kRanksMax = 64;
 constexpr std::int64_t kNanosecondsMax = 1'000'000'000'000;
 
+// Groups of the help, in the order in which it prints them.
 constexpr std::string_view kCache = "Cache";
 constexpr std::string_view kEngine = "Engine";
 constexpr std::string_view kConnector = "KV connector (vllm-0.22.1)";
 constexpr std::string_view kRanks = "Ranks";
 constexpr std::string_view kRun = "Run";
 
-// A row of the command line. Numbers are at least `at_least`, and at most `at_most`.
+// A row that the command line has. Numbers are from at_least to at_most; other kinds ignore both.
 constexpr RunField option(std::string_view name, std::string_view group, std::string_view flag,
                           std::string_view help, std::uint8_t said_by, std::int64_t at_least = 0,
                           std::int64_t at_most = INT32_MAX) {
@@ -35,6 +39,7 @@ constexpr RunField option(std::string_view name, std::string_view group, std::st
           .at_most = at_most,
           .said_by = said_by};
 }
+// Modifiers of a row: how it shrinks, and the words that the command line accepts.
 constexpr RunField shrunk(RunField field, Shrinks how, std::int64_t lowest = 0) {
   field.shrinks = how;
   field.lowest = lowest;
@@ -46,7 +51,7 @@ constexpr RunField one_of(std::span<const std::string_view> choices, RunField fi
 }
 
 constexpr RunField kFields[] = {
-    // The cache that is planned where the input brings none.
+    // The cache that is planned where the input has no plan.
     row<&RunSpec::recipe, &RunRecipe::model>(option(
         "model", kCache, "--model",
         "all layers of a model of the catalogue, a model file or a config.json", kByRecordings)),
@@ -82,6 +87,8 @@ constexpr RunField kFields[] = {
     row<&RunSpec::kernel_block_sizes>(
         {.name = "kernel_block_sizes", .saved_in = SavedIn::header, .shrinks = Shrinks::never}),
     row<&RunSpec::layout_rule>({.name = "layout_rule", .saved_in = SavedIn::header}),
+    // Saved as part of `cache`, hence no place of its own. At least 2: the null block and one
+    // usable block.
     row<&RunSpec::cache, &KVCacheConfig::num_blocks>(
         option("num_blocks", kCache, "--num-blocks",
                "blocks of the pool, the null block included (the trace's hint; else one and a half "
@@ -96,6 +103,7 @@ constexpr RunField kFields[] = {
     setting_row<&RunSpec::block_order>({.name = "block_order"}),
 
     // The engine.
+    // Never shrunk: the case is about this release.
     engine_row<&EngineConfig::engine>(
         shrunk(option("engine", kEngine, "--engine", "profile to decide like ({})", kByRecordings),
                Shrinks::never)),
@@ -161,6 +169,7 @@ constexpr RunField kFields[] = {
     engine_row<&EngineConfig::mamba_cache_mode>(option(
         "mamba_cache_mode", kEngine, "--mamba-cache-mode",
         "of a --model with states: none, align or all (as the release serves)", kByRecordings)),
+    // Rows without a flag: a plan, a recording or a model file determines them.
     engine_row<&EngineConfig::num_spec_tokens>(
         {.name = "num_spec_tokens", .phrase = ", {} drafts"}),
     engine_row<&EngineConfig::spec_method>({.name = "spec_method"}),
@@ -326,6 +335,7 @@ constexpr RunField kFields[] = {
                                          "decisions on the inputs of a recording: recording (its "
                                          "own, unchanged) or model (recording)",
                                          kBySavedCase)),
+    // Never shrunk: the planted defect is what the case shows.
     row<&RunSpec::mutants>({.name = "mutants",
                             .group = kRun,
                             .flag = "--mutant",
@@ -372,6 +382,8 @@ constexpr RunField kFields[] = {
 
 bool RunField::is_default(const RunSpec& run) const { return is_equal(run, defaults()); }
 
+// Uses the writer of files, so that messages and files show the same text. take_line() ends in a
+// newline.
 std::string value_text(const RunField& field, const RunSpec& run) {
   JsonWriter out;
   field.write(out, run);
@@ -393,6 +405,7 @@ const RunField& run_field(std::string_view name) {
   return *field;
 }
 
+// Decisions do not depend on the backend, so a case that still fails without one is simpler.
 const RunSpec& simplest_run() {
   static const RunSpec simplest = [] {
     RunSpec run;
@@ -424,6 +437,8 @@ void GivenRun::apply_to(RunSpec& run) const {
   for (const RunField* field : given) field->copy(spec, run);
 }
 
+// In the order of the table, so that the message is the same whatever the order of the flags. A
+// switch that was reset is named by its no_flag.
 std::string GivenRun::first_said_by(SaidBy input) const {
   for (const RunField& field : kFields) {
     if ((field.said_by & input) == 0 || !has(field.name)) continue;
@@ -435,6 +450,7 @@ std::string GivenRun::first_said_by(SaidBy input) const {
 
 namespace {
 
+// Names of connector parts on the command line and in files.
 constexpr std::array kKinds = std::to_array<std::pair<ConnectorKind, std::string_view>>({
     {ConnectorKind::peers, "peers"},
     {ConnectorKind::host, "host"},
@@ -460,6 +476,7 @@ bool ConnectorSpec::has(ConnectorKind kind) const {
   return std::ranges::find(parts, kind) != parts.end();
 }
 
+// Splits at "+"; an empty part, as in "peers+", is unknown. A part may repeat.
 std::optional<std::vector<ConnectorKind>> connector_parts_from_text(std::string_view text) {
   std::vector<ConnectorKind> parts;
   for (;;) {
@@ -480,6 +497,8 @@ std::string connector_parts_text(const std::vector<ConnectorKind>& parts) {
 
 namespace {
 
+// Dtypes in which each inline-scaled mode stores its elements. Modes with per-tensor scales need no
+// entry: their name is the dtype's.
 constexpr auto kQuantised = std::to_array<ElementType>({
     {DType::int8, KVQuantMode::int8_per_token_head},
     {DType::fp8_e4m3, KVQuantMode::fp8_per_token_head},
@@ -489,6 +508,7 @@ constexpr auto kQuantised = std::to_array<ElementType>({
 
 }  // namespace
 
+// Quantizations first: "fp8_per_token_head" is not a dtype, and no dtype has a quantization's name.
 std::optional<ElementType> element_type_from_name(std::string_view name) {
   for (const ElementType& type : kQuantised)
     if (name == name_of(type.mode)) return type;

@@ -5,6 +5,10 @@
 // Invariants
 // (1) Names, flags and members are each in one row.
 // (2) A saved case omits a setting that has its default.
+// (3) The order of rows is the order of keys in files and of options in the help.
+//
+// Not checked here: combinations of options. at_least and at_most bound the command line; in files
+// only at_least applies.
 #pragma once
 
 #include <cstdint>
@@ -19,86 +23,107 @@
 
 namespace lockstep {
 
-// Where a saved case stores an option. nowhere: it stores the option's result.
+// Part of a saved case that stores an option. nowhere: the case stores the option's result, as for
+// RunRecipe.
 enum class SavedIn : std::uint8_t { nowhere, engine, header, settings };
 
-// How the shrinker makes an option simpler, and whether it counts as one that is set.
+// How the shrinker simplifies an option, and whether the option counts as set in a case's summary.
 enum class Shrinks : std::uint8_t {
-  reset,    // to that of simplest_run(); counts while it is another
-  lowered,  // the same; where that does not fail, down to `lowest`
-  size,     // reset; counts as a size of the case
-  limit,    // lowered by a rule of its own; counts as a size of the case
+  // To the value of simplest_run(); counts while the value differs.
+  reset,
+  // The same; where the case then no longer fails, down to `lowest`.
+  lowered,
+  // Reset; counts as a size of the case.
+  size,
+  // Lowered by a rule of its own; counts as a size of the case.
+  limit,
   never,
 };
 
-// Sources that already set an option, so that the command line may not. Bits.
+// Inputs that already determine an option, so that the command line must not give it. Bits.
 enum SaidBy : std::uint8_t { kByNobody = 0, kByModel = 1, kByRecording = 2, kBySavedCase = 4 };
-// A saved case says all that a recording says.
+// A saved case determines everything that a recording does.
 inline constexpr std::uint8_t kByRecordings = kByRecording | kBySavedCase;
 inline constexpr std::uint8_t kByModels = kByModel | kByRecordings;
 
+// Type of a row's value, from the type of its member.
 enum class FieldKind : std::uint8_t { flag, number, uint64, word, text };
 
+// One option. Empty texts and null functions mean that the row has no such part: a row without a
+// flag is not available on the command line.
 struct RunField {
-  std::string_view name{};      // in files and results
-  std::string_view old_name{};  // of the same setting in older saved cases
-  // The command line; an empty flag: not available there. For a switch, `flag` sets it, `no_flag`
-  // resets it. {} in `help`: the default.
+  std::string_view name{};  // in files and results
+  // Name of the setting in older saved cases; read, never written.
+  std::string_view old_name{};
+  // Command line: group of the help, flags and their texts. For a switch, `flag` sets it and
+  // `no_flag` resets it. {} in `help` stands for the default.
   std::string_view group{}, flag{}, help{}, no_flag{}, no_help{};
-  std::string_view value_name{};                   // in the help; empty: as the kind has it
-  std::string_view default_text{};                 // shown in the help
-  bool value_is_optional = false;                  // the flag alone says default_text
-  std::string_view expected{};                     // of a text that may be refused
-  std::int64_t at_least = 0, at_most = INT32_MAX;  // number
-  std::span<const std::string_view> choices{};     // word, text; empty: every word of the type
+  // Placeholder of the value in the help; empty: by the kind.
+  std::string_view value_name{};
+  std::string_view default_text{};  // shown in the help
+  // True if the flag without a value means default_text.
+  bool value_is_optional = false;
+  // For the refusal of a text: what it should have been.
+  std::string_view expected{};
+  // Range of a number.
+  std::int64_t at_least = 0, at_most = INT32_MAX;
+  // Words that the command line accepts; empty: every word of the type.
+  std::span<const std::string_view> choices{};
   std::uint8_t said_by = kByNobody;
   SavedIn saved_in = SavedIn::nowhere;
   Shrinks shrinks = Shrinks::reset;
-  std::int64_t lowest = 0;    // Shrinks::lowered
-  std::string_view phrase{};  // of the summary, where it is not the default; {}: its number
+  std::int64_t lowest = 0;  // Shrinks::lowered
+  // Text of the summary where the value is not the default, with {} for its number: ", {} drafts".
+  std::string_view phrase{};
 
-  // Of the member.
+  // Access to the member, instantiated by row<path>() of run_field_rows.h.
   FieldKind kind = FieldKind::flag;
   std::span<const std::string_view> words{};
   void (*copy)(const RunSpec& from, RunSpec& to) = nullptr;
   bool (*is_equal)(const RunSpec& one, const RunSpec& other) = nullptr;
-  // Flags count 0 and 1. REQUIRES: a flag, a number.
+  // Flags count as 0 and 1. REQUIRES: kind is flag or number.
   std::int64_t (*number)(const RunSpec&) = nullptr;
   void (*set_number)(RunSpec&, std::int64_t) = nullptr;
   void (*set_uint64)(RunSpec&, std::uint64_t) = nullptr;
-  // False: not a value of this field. REQUIRES: a word, a text.
+  // Returns false if the text is not a value of this field. REQUIRES: kind is word or text.
   bool (*set_text)(RunSpec&, std::string_view) = nullptr;
   void (*read)(const RunField&, JsonValue, RunSpec&) = nullptr;
   void (*write)(JsonWriter&, const RunSpec&) = nullptr;
 
+  // Compares with a default-constructed RunSpec, not with simplest_run().
   bool is_default(const RunSpec& run) const;
 };
 
-// As in a file, a word or text without its quotes.
+// Returns the value as a file has it, a word or text without its quotes.
 std::string value_text(const RunField& field, const RunSpec& run);
 
 // In the order of files and of the help.
 std::span<const RunField> run_fields();
+// Finds a row by its name in files. Linear: there are about 70 rows.
 const RunField* find_run_field(std::string_view name);  // null: none
 // REQUIRES: a row of that name.
 const RunField& run_field(std::string_view name);
-// Every default, and the plainest device.
+// Every default, but with the plainest device: no backend and the fast check. The shrinker's goal.
 const RunSpec& simplest_run();
 
-// What a command line said: some rows, with their values in `spec`.
+// The options that a command line gave: some rows, with their values in `spec`. The other members
+// of `spec` are defaults and must not be applied.
 struct GivenRun {
   RunSpec spec;
   std::vector<const RunField*> given;
   std::string refused;  // the first value that a row refuses, as an error message
 
   bool has(std::string_view name) const;
+  // Marks a row as given; repeated flags count once.
   void add(const RunField& field);
   // REQUIRES: a word or a text that the row takes.
   void set_text(std::string_view name, std::string_view text);
+  // Unmarks a row; its value in `spec` stays but is no longer applied.
   void forget(std::string_view name);
-  // Overwrites in `run` what was given.
+  // Overwrites in `run` the options that were given.
   void apply_to(RunSpec& run) const;
-  // The flag of the first row given that `input` says for itself; empty: none.
+  // Returns the flag of the first given row that `input` determines itself; empty: none, and the
+  // command line may be applied.
   std::string first_said_by(SaidBy input) const;
 };
 
