@@ -1,3 +1,7 @@
+// Request traces as files: fields of each record, the checks between records, and the reader.
+//
+// Checked while reading: keys, ranges, unique names, order of times, that `after` names earlier
+// requests, and that each request's planned output ends it.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -14,6 +18,8 @@
 namespace lockstep {
 namespace {
 
+// Nanoseconds in 63 bits: 292 years. kNoArrival is the earliest abort of a request whose arrival
+// depends on others.
 constexpr std::int64_t kTimeMax = std::numeric_limits<std::int64_t>::max(), kNoArrival = 0;
 
 constexpr form::Between kTime{0, kTimeMax}, kPositive{1, INT64_MAX};
@@ -33,6 +39,7 @@ void fields(Io& io, FieldsOf<Io, TraceSource>& source) {
   io.optional("seed", source.seed, form::Unsigned{});
 }
 
+// Hints without options have no `config`: {"num_blocks":64}.
 template <class Io>
 void fields(Io& io, FieldsOf<Io, EngineHints>& hints) {
   if constexpr (Io::kReads) {
@@ -58,6 +65,8 @@ void fields(Io& io, FieldsOf<Io, TraceHeader>& header) {
   io.optional("is_encoder_decoder", header.is_encoder_decoder);
 }
 
+// Tokens imply the length; `length` may have a `fill`. Both forms in one object are refused, since
+// the second form's keys are then unread.
 template <class Io>
 void fields(Io& io, FieldsOf<Io, OutputPlan>& output) {
   io.optional("tokens", output.tokens, TokenIds{});
@@ -72,7 +81,8 @@ void fields(Io& io, FieldsOf<Io, OutputPlan>& output) {
   io.optional("fill", output.fill, form::Between{0, kTokenIdMax});
 }
 
-// The client disconnects at a time, not before its arrival, or after a number of output tokens.
+// `t` is not before the request's arrival; a request with `after` has no arrival of its own, so any
+// time is accepted.
 template <class Io>
 void fields(Io& io, FieldsOf<Io, AbortPlan>& abort, const std::int64_t& arrival_ns) {
   if constexpr (Io::kReads)
@@ -84,12 +94,15 @@ void fields(Io& io, FieldsOf<Io, AbortPlan>& abort, const std::int64_t& arrival_
 
 namespace {
 
+// True if sampling the token ends the request, min_tokens aside.
 bool ends_request(const RequestSpec& spec, std::int32_t token) {
   const auto& stops = spec.stop_token_ids;
   return token == spec.eos_token || std::find(stops.begin(), stops.end(), token) != stops.end();
 }
 
-// Something must end the request, and not before its planned output is out.
+// Refuses a request that nothing ends, that ends before its planned output does, or whose output
+// exceeds max_tokens. Tokens before min_tokens do not end it. Repetition detection may end it
+// anywhere, so it needs no end token.
 void check_end(JsonValue output_value, const TraceRequest& request) {
   const OutputPlan& output = request.output;
   const RequestSpec& spec = request.spec;
@@ -98,7 +111,7 @@ void check_end(JsonValue output_value, const TraceRequest& request) {
         "found {} output tokens; expected at most max_tokens, {}", output.length, spec.max_tokens));
   }
   const std::int32_t last = output.length - 1;
-  // A replay that makes the tokens itself ends with the eos token.
+  // A replay that generates the tokens itself appends the eos token.
   const bool repeats = spec.repetition_detection != RepetitionDetection{};
   bool ended = spec.eos_token.has_value();
   if (!output.tokens.empty() || output.fill) {
@@ -106,6 +119,7 @@ void check_end(JsonValue output_value, const TraceRequest& request) {
       return output.fill ? *output.fill : output.tokens[static_cast<std::size_t>(i)];
     };
     ended = ends_request(spec, token_at(last));
+    // With `fill` all tokens are equal, so that the first one decides for all.
     for (std::int32_t i = std::max(spec.min_tokens - 1, 0);
          i < (output.fill && spec.min_tokens == 0 ? std::min(last, 1) : last); ++i) {
       if (!ends_request(spec, token_at(i))) continue;
@@ -123,13 +137,13 @@ void check_end(JsonValue output_value, const TraceRequest& request) {
   }
 }
 
-// Prompts depend on the trace and on the request's place in it.
+// Prompts depend on the trace's convention and on the request's number in it.
 struct RequestContext {
   const TraceHeader& header;
   std::uint64_t ordinal = 0;
 };
 
-// When the request arrives: at `t`, or `delay` after the requests in `after` have left.
+// Arrival: at `t`, or `delay` after the last of the requests in `after` has ended; never both.
 template <class Io>
 void arrival_fields(Io& io, FieldsOf<Io, TraceRequest>& request) {
   io.optional("after", request.after);
@@ -157,6 +171,7 @@ void fields(Io& io, FieldsOf<Io, TraceRequest>& request, const RequestContext& a
   else
     write_prompt(io.out.key("prompt"), spec.prompt, at.header.ids, at.ordinal);
   io.required("output", request.output);
+  // max_tokens defaults to the length of the output, which is therefore read first.
   if constexpr (Io::kReads) spec.max_tokens = request.output.length;
   io.unless(request.output.length, "max_tokens", spec.max_tokens, kPositive);
   io.optional("eos", spec.eos_token, form::Between{0, kTokenIdMax});
@@ -189,6 +204,7 @@ TraceHeader read_trace_header(JsonValue value) {
   return header;
 }
 
+// A name is inserted after `after` has been checked, so a request cannot wait for itself.
 TraceRecord TraceRecordReader::read(JsonValue value) {
   JsonObject object = value.object();
   if (object.has("control")) {
@@ -214,6 +230,7 @@ TraceRecord TraceRecordReader::read(JsonValue value) {
   return request;
 }
 
+// The message names the previous time, as sorting the file is the usual repair.
 void TraceRecordReader::check_time(JsonObject& object, std::int64_t t_ns) {
   if (t_ns < last_t_ns_) {
     object.required("t").refuse(
@@ -233,6 +250,11 @@ void read_trace_end(JsonValue value, std::uint64_t num_records) {
 
 namespace {
 
+// Reads a request trace line by line.
+//
+// Invariants
+// (1) num_records_ records have been returned; the end line must state that number.
+// (2) After ended_, nothing is read.
 class RequestTraceReader final : public TraceReader {
  public:
   explicit RequestTraceReader(LineReader&& lines)
@@ -256,6 +278,8 @@ class RequestTraceReader final : public TraceReader {
     if (!got) return tl::unexpected(got.error());
     const std::int64_t number = lines_.number();
     if (!*got) {
+      // A missing end line means a truncated file. A recording may be cut off; a trace without its
+      // last requests would be another workload.
       json_.fail_line(
           number, "found the end of the file; expected a record or {\"end\":true,\"records\":N}");
     } else if (json_.parse(line, number, lines_.is_cut_off())) {
@@ -326,6 +350,7 @@ std::string trace_end_line(std::uint64_t num_records) {
   return out.take_line();
 }
 
+// `ordinal` counts requests only, as the reader does; controls do not change it.
 std::string trace_to_text(const Trace& trace) {
   std::string text = trace_header_line(trace.header);
   std::uint64_t ordinal = 0;

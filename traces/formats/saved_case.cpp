@@ -1,3 +1,5 @@
+// Saved cases: the first line's fields, the reader of the lines after it, and the file of known
+// failures.
 #include "traces/formats/saved_case.h"
 
 #include <fmt/format.h>
@@ -16,9 +18,11 @@ namespace lockstep {
 namespace {
 
 constexpr std::int64_t kCaseVersion = 1;
+// Arguments of faults have no common range; each kind of fault checks its own.
 constexpr form::Between kAnyNumber{INT64_MIN, INT64_MAX}, kStep{0, INT64_MAX};
 
-// Settings of the run by name; those that are left out have their defaults.
+// Reads settings by their present or older name; absent ones keep their default. The object is
+// small, so a linear search per key suffices.
 void read_settings(JsonValue value, RunSpec& run) {
   for (auto& [key, entry] : value.object().entries()) {
     const auto field = std::ranges::find_if(run_fields(), [&](const RunField& one) {
@@ -31,6 +35,8 @@ void read_settings(JsonValue value, RunSpec& run) {
   }
 }
 
+// Writes settings that differ from their default, so that a new setting does not change older
+// cases.
 void write_settings(JsonWriter& out, const SavedCase& saved) {
   out.begin_object();
   for (const RunField& field : run_fields())
@@ -39,6 +45,7 @@ void write_settings(JsonWriter& out, const SavedCase& saved) {
   out.end_object();
 }
 
+// The options that are keys of the first line (SavedIn::header); all of them are required.
 template <class Io>
 void run_fields_of_header(Io& io, FieldsOf<Io, SavedCase>& saved) {
   for (const RunField& field : run_fields()) {
@@ -52,6 +59,7 @@ void run_fields_of_header(Io& io, FieldsOf<Io, SavedCase>& saved) {
 
 }  // namespace
 
+// {"kind":..,"step":..,"arguments":{"blocks":10}}
 template <class Io>
 void fields(Io& io, FieldsOf<Io, Fault>& fault) {
   io.required("kind", fault.kind);
@@ -67,7 +75,8 @@ void fields(Io& io, FieldsOf<Io, ExpectedVerdict>& verdict) {
   io.optional("request", verdict.request);
 }
 
-// The first line. A recording follows the trace where `recorded` is true.
+// The first line. `recorded` announces that a recording follows the trace. kernel_block_sizes must
+// have one entry per group of the plan, which the run indexes without a check.
 template <class Io>
 void fields(Io& io, FieldsOf<Io, SavedCase>& saved) {
   io.constant("lockstep_case", kCaseVersion);
@@ -99,7 +108,11 @@ void fields(Io& io, FieldsOf<Io, SavedCase>& saved) {
 
 namespace {
 
-// Reads the lines of a case one after the other; the JSON reader keeps the first error.
+// Reads the lines of a case in sequence.
+//
+// Invariants
+// (1) The JSON reader keeps the first error; after it, next() reads no further line.
+// (2) The parts follow each other without separators: every part ends with its own end line.
 class CaseReader {
  public:
   explicit CaseReader(LineReader&& lines) : lines_(std::move(lines)), json_(lines_.path()) {}
@@ -120,7 +133,8 @@ class CaseReader {
   }
 
  private:
-  // Parses the next line; false when there is none or it is not JSON.
+  // Parses the next line; false: the file has ended, its line is not JSON, or an earlier error
+  // exists. `expected` completes the message for a truncated file.
   bool next(std::string_view expected) {
     if (!json_.ok()) return false;
     std::string_view line;
@@ -134,6 +148,7 @@ class CaseReader {
     return json_.ok() && json_.parse(line, lines_.number(), lines_.is_cut_off());
   }
 
+  // Both parts mark their last line with the key `end`.
   bool at_end_line() {
     const JsonValue root = json_.root();
     return root.is_object() && JsonValue(root).object().has("end");
@@ -149,6 +164,7 @@ class CaseReader {
     }
   }
 
+  // A recording that was cut off has an end line here, with the flag `cut_off`.
   void read_recording(Recording& recording) {
     if (!next("the header of the case's recording")) return;
     recording.header = read_recording_header(json_.root());
@@ -200,7 +216,8 @@ namespace {
 
 constexpr std::size_t kKnownFileMax = 1 << 20;
 
-// "2027-01-31": as text its order is that of time.
+// True for a date such as "2027-01-31", whose order as text is that of time. Days are only checked
+// to be 1 to 31.
 bool is_date(std::string_view text) {
   constexpr std::string_view kShape = "0000-00-00";
   if (text.size() != kShape.size()) return false;
@@ -210,6 +227,8 @@ bool is_date(std::string_view text) {
   return month >= "01" && month <= "12" && day >= "01" && day <= "31";
 }
 
+// Reads one entry of the list. `until` is read twice, once as text and once to refuse it with its
+// position.
 KnownFailure read_known(JsonValue value) {
   JsonObject object = value.object();
   FieldReader io(object);

@@ -1,5 +1,6 @@
-// A saved case: everything that a replay needs, in one file, so that a divergence can be
-// reproduced. docs/formats.md, "Saved case".
+// A saved case: everything that a replay needs, in one file, so that a divergence can be reproduced
+// on another machine. docs/formats.md, "Saved case". The file is a line of configuration, a whole
+// request trace and, optionally, a whole recording.
 //
 // Invariants
 // (1) Self-contained: configuration, plan, requests, recorded decisions and faults are inside.
@@ -21,52 +22,64 @@
 
 namespace lockstep {
 
+// The result that a replay of the case must reproduce.
 struct ExpectedVerdict {
-  std::string kind;  // of the divergence, or a verdict; "agreed": the case does not fail
+  // Phase of a divergence, or another verdict; "agreed": the case does not fail.
+  std::string kind;
+  // Step of the divergence; absent: any.
   std::optional<std::int64_t> step;
-  // What failed it: the judge's check (properties/judge/judge.h) and its request. Empty: the run
-  // itself did, or nothing.
+  // The judge's check that failed (properties/judge/judge.h), and its request. Empty: the run
+  // itself failed, or nothing did.
   std::string check{};
   std::string request{};
   bool fails() const { return kind != "agreed"; }
   bool operator==(const ExpectedVerdict&) const = default;
 };
 
-// A run and what it is given: its requests, and decisions to follow.
+// A run with its inputs: requests, and decisions to follow.
 struct SavedCase : RunSpec {
   std::string name;
   std::optional<ExpectedVerdict> expected;
-  std::optional<RecordedEngine> decided_by;  // another engine, when it failed; absent: the model
-  std::optional<WorkedBy> worked_by;         // a real worker, when it failed; absent: a backend
+  // The engine that decided when the case failed; absent: the model.
+  std::optional<RecordedEngine> decided_by;
+  // The real worker that held the cache then; absent: a backend.
+  std::optional<WorkedBy> worked_by;
   Trace trace;
-  std::optional<Recording> recording;  // decisions to follow instead of the reference's own
+  // Decisions to follow, or inputs for the model's own decisions (RunSpec::decide).
+  std::optional<Recording> recording;
   bool operator==(const SavedCase&) const = default;
 };
 
-// As cut_off_text(); empty: it has no recording, or a whole one.
+// As cut_off_text() of the recording; empty: no recording, or a complete one.
 inline std::string cut_off_text(const SavedCase& saved) {
   return saved.recording ? cut_off_text(saved.recording->end) : std::string();
 }
 
+// Reads a case (plain or gzip). Errors name file, line and field.
 Result<SavedCase> read_saved_case(const std::string& path);
-// The same from memory: what the reader refuses in a file it refuses here. `name` stands for the
-// path in the message.
+// The same from memory, with the same refusals. `name` replaces the path in messages.
 Result<SavedCase> saved_case_from_text(std::string name, std::string text);
+// The bytes of the file; equal cases give equal bytes.
 std::string saved_case_to_text(const SavedCase& saved);
+// Writes a temporary file and renames it. Errors: the file system's.
 Result<void> write_saved_case(const std::string& path, const SavedCase& saved);
 
-// Known failures, by ids of the user: {"lockstep_known":1,"known":[{"id":..,
-// "check":..,"text":..,"until":"2027-01-31"}]}. `text`, part of the message, and `until`, the last
-// day on which the failure is ignored, are optional.
+// Known failures, with ids of the user's choice:
+// {"lockstep_known":1,"known":[{"id":..,"check":..,"text":..,"until":"2027-01-31"}]}. `text`, part
+// of the message, and `until`, the last day on which the failure is ignored, are optional.
 
 struct KnownFailure {
   std::string id;
-  std::string check;  // as the fuzzer names it: "audit.handed_out"
-  std::string text;   // in the failure's sentence; empty: any
-  std::string until;  // "2027-01-31"; empty: forever
+  // The fuzzer's name of the check: "audit.handed_out".
+  std::string check;
+  // Part of the failure's message; empty: any message.
+  std::string text;
+  // Last day, "2027-01-31"; empty: no limit. Dates compare as text.
+  std::string until;
 };
 
-// Errors: not such a file, a date that is none, an id twice.
+// Reads such a file of at most 1 MiB. Errors: another file, a text that is not a date, an id that
+// occurs twice.
 Result<std::vector<KnownFailure>> read_known_file(const std::string& path);
 
 }  // namespace lockstep
