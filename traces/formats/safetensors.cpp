@@ -1,3 +1,5 @@
+// Reading and writing of safetensors. Sizes of a file are untrusted: every offset and product is
+// bounded before it is used.
 #include "traces/formats/safetensors.h"
 
 #include <algorithm>
@@ -13,21 +15,24 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr std::size_t kLengthBytes = 8;
+// 2^48 elements of 8 bytes still fit into 63 bits.
 constexpr std::int64_t kElementsMax = std::int64_t{1} << 48;
 
+// Bytes per element of the dtypes that hidden states and content ids need.
 constexpr std::pair<std::string_view, std::int64_t> kItemBytes[] = {
     {"BF16", 2}, {"F16", 2}, {"F32", 4}, {"F8_E4M3", 1}, {"F8_E5M2", 1},
     {"I8", 1},   {"U8", 1},  {"I32", 4}, {"I64", 8},     {"U64", 8},
 };
 
-// Absent: a dtype that is not known here.
+// Absent: a dtype outside this table.
 std::optional<std::int64_t> item_bytes(std::string_view dtype) {
   for (const auto& [name, bytes] : kItemBytes)
     if (name == dtype) return bytes;
   return std::nullopt;
 }
 
-// Absent: not a shape, or one of more elements than any file has.
+// Absent: a negative size, or more elements than any file has. The division avoids an overflow of
+// the product; a size of 0 makes it 0.
 std::optional<std::int64_t> num_elements(std::span<const std::int64_t> shape) {
   std::int64_t count = 1;
   for (const std::int64_t size : shape) {
@@ -38,6 +43,7 @@ std::optional<std::int64_t> num_elements(std::span<const std::int64_t> shape) {
   return count;
 }
 
+// Absent: not a list of unsigned integers up to kElementsMax.
 std::optional<std::vector<std::int64_t>> integers_of(const Json& json) {
   if (!json.is_array()) return std::nullopt;
   std::vector<std::int64_t> numbers;
@@ -49,6 +55,8 @@ std::optional<std::vector<std::int64_t>> integers_of(const Json& json) {
   return numbers;
 }
 
+// Reads the header's entry of one tensor; `data` is the file after the header, to which
+// data_offsets are relative.
 Result<SafeTensor> read_tensor(const std::string& name, const Json& entry,
                                std::span<const std::uint8_t> data) {
   if (!entry.is_object() || !entry.contains("dtype") || !entry["dtype"].is_string() ||
@@ -95,6 +103,8 @@ std::string_view safetensors_dtype(DType dtype) {
   LS_CHECK(false, "dtype {}", static_cast<int>(dtype));
 }
 
+// Names are arbitrary bytes, so invalid UTF-8 in them is replaced rather than refused: the header
+// must be JSON.
 std::vector<std::uint8_t> safetensors_file(std::span<const SafeTensor> tensors) {
   Json header = Json::object();
   std::int64_t offset = 0;
@@ -120,6 +130,8 @@ std::vector<std::uint8_t> safetensors_file(std::span<const SafeTensor> tensors) 
   return file;
 }
 
+// The header's order is not that of the bytes, so tensors are sorted by address before the check
+// for gaps. An empty tensor sorts before one that starts at the same byte.
 Result<std::vector<SafeTensor>> read_safetensors(std::span<const std::uint8_t> file) {
   if (file.size() < kLengthBytes)
     return fail("{} bytes: no safetensors file is so short", file.size());

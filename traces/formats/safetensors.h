@@ -1,11 +1,13 @@
-// Tensors in a file as other people's libraries read them (github.com/huggingface/safetensors):
-// eight bytes, little-endian, that say how long the header is; the header, one JSON object that
-// gives dtype, shape and data_offsets of each tensor by its name; then the bytes of the tensors,
-// row-major, one after the other.
+// Tensors in the file format of github.com/huggingface/safetensors: eight bytes, little-endian,
+// with the header's length; the header, one JSON object with dtype, shape and data_offsets of each
+// tensor by its name; then the bytes of the tensors, row-major and back to back.
 //
-// (1) The header is filled with spaces to a multiple of eight bytes.
-// (2) read(text(tensors)) are the same tensors; of any bytes that are not a whole file, or have
-//     bytes that belong to no tensor, read() says what is wrong.
+// Invariants
+// (1) The header is padded with spaces to a multiple of eight bytes.
+// (2) read_safetensors(safetensors_file(tensors)) returns the same tensors. Bytes that are not a
+//     complete file, or belong to no tensor, are an error.
+//
+// Not checked here: what tensors mean, and their values.
 #pragma once
 
 #include <cstdint>
@@ -19,19 +21,24 @@
 
 namespace lockstep {
 
+// A tensor whose bytes the caller owns.
 struct SafeTensor {
   std::string name;
-  std::string dtype;  // "BF16", "F32", "U64", ...
+  // The format's name: "BF16", "F32", "U64".
+  std::string dtype;
+  // Empty: a scalar. A size of 0 gives an empty tensor.
   std::vector<std::int64_t> shape;
   std::span<const std::uint8_t> bytes = {};  // not owned
 };
 
-// What the format calls it.
+// Returns the format's name of a dtype.
 std::string_view safetensors_dtype(DType dtype);
 
-// REQUIRES: names differ, shapes and bytes fit.
+// Returns the bytes of a file with the tensors in the given order. REQUIRES: names differ, and
+// shapes match bytes.
 std::vector<std::uint8_t> safetensors_file(std::span<const SafeTensor> tensors);
-// The tensors, in the order of their bytes; these lie in `file`.
+// Returns the tensors in the order of their bytes; their spans point into `file`. `__metadata__` is
+// ignored. Errors: an incomplete file, an unknown dtype, gaps or overlaps between tensors.
 Result<std::vector<SafeTensor>> read_safetensors(std::span<const std::uint8_t> file);
 
 }  // namespace lockstep

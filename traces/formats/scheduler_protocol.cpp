@@ -1,3 +1,5 @@
+// Each message is built from the recording's own writers, so that a dialogue and the recording made
+// of it cannot differ in form.
 #include "traces/formats/scheduler_protocol.h"
 
 #include "base/json_writer.h"
@@ -8,6 +10,7 @@
 namespace lockstep {
 namespace {
 
+// Events of clients are whole messages: {"add":..}, {"abort":..}, {"pause_state":..}.
 std::string event_message(const RecordedEvent& event) {
   JsonWriter out;
   write_recorded_event(out, event);
@@ -18,7 +21,8 @@ std::string read_id(JsonObject& object) {
   return std::string(object.required("id").nonempty_string());
 }
 
-// The new state of the queues and the pool in a reply.
+// Replaces the queues, the pool and the counters of the prefix cache by those of a reply. `skipped`
+// is optional, hence the reset: an absent one must not keep the previous state's.
 void read_state(JsonObject& object, const RecordingHeader& header, RecordedStep& step) {
   step.skipped.reset();
   read_state_keys(object, header, step);
@@ -41,6 +45,7 @@ std::string open_message(const RecordingHeader& header) {
   return out.take_line();
 }
 
+// The default priority is omitted, which engines without priorities need not accept.
 std::string add_message(const RequestSpec& request) {
   RecordedEvent event;
   event.request = request;
@@ -62,6 +67,8 @@ std::string pause_message(PauseState state) {
   return event_message(event);
 }
 
+// Not the event of a recording: the result is not known yet, so the key has an object instead of a
+// flag.
 std::string reset_message(bool preempts_running) {
   JsonWriter out;
   out.begin_object().key("reset_prefix_cache").begin_object();
@@ -106,6 +113,8 @@ std::string keeps_message(bool keeps) {
   return out.take_line();
 }
 
+// Policies are refused here: they describe how an engine differs from a release of vLLM, and only
+// files have them.
 EngineHello read_hello(JsonObject& object) {
   EngineHello hello;
   JsonObject said = object.required("hello").object();
@@ -124,6 +133,7 @@ std::string read_refusal(JsonObject& object) {
   return refused ? std::string(JsonValue(refused).nonempty_string()) : std::string();
 }
 
+// Only the range of the block sizes is checked; the engine derives them.
 std::string read_opened(JsonObject& object, RecordingHeader& header) {
   if (object.has("refused")) return read_refusal(object);
   JsonObject opened = object.required("opened").object();
@@ -138,6 +148,7 @@ void read_decision(JsonObject& object, const RecordingHeader& header, RecordedSt
   read_state(object, header, step);
 }
 
+// `stopped` is replaced, since the step may have that of an earlier output.
 EngineOutcome read_outcome(JsonObject& object, const RecordingHeader& header, RecordedStep& step) {
   EngineOutcome outcome;
   step.stopped.clear();
@@ -154,6 +165,7 @@ bool read_reset(JsonObject& object, const RecordingHeader& header, RecordedStep&
   return succeeded;
 }
 
+// A query has `ask` and expects an answer; a notification has `tell` and gets none.
 ConnectorLine read_connector_line(JsonObject& object, const RecordingHeader& header) {
   using Kind = ConnectorLine::Kind;
   ConnectorLine line;
@@ -170,6 +182,7 @@ ConnectorLine read_connector_line(JsonObject& object, const RecordingHeader& hea
   line.kind = object.required("tell").word<Kind>(kTold);
   line.id = read_id(object);
   line.tokens = object.required("external").integer<std::int32_t>(0, kTokensMax);
+  // Only the first group's list is read; the others are not needed.
   for (JsonValue group : object.required("blocks").array()) {
     for (JsonValue block : group.array())
       line.blocks.push_back(BlockId{block.integer<std::int32_t>(0, header.num_blocks - 1)});

@@ -1,3 +1,5 @@
+// Specs, groups and plans as JSON. Which keys a spec has follows from its kind: the traits of
+// reference/types/cache_kinds.h decide, not a list per kind.
 #include "traces/formats/spec_json.h"
 
 #include <fmt/format.h>
@@ -14,12 +16,16 @@ namespace {
 constexpr std::int64_t kSizeMax = std::int64_t{1} << 40;  // bytes, elements, tokens of one layer
 constexpr std::string_view kDefaultRole = "default";      // of a group
 
+// No kind needs a size of 0: an absent key means that.
 constexpr form::Between kSize{1, kSizeMax};
 constexpr form::Named<DType> kDType{dtype_from_name,
                                     "an element type (bf16, fp16, fp32, fp8, ...)"};
 
+// vLLM writes windows of MLA rows as a kind of their own; the name is not that of the model's kind
+// table.
 constexpr std::string_view kSlidingWindowMla = "sliding_window_mla";
 
+// Reads `type`. Kinds of plans that no replay has are refused with the list of those that exist.
 void read_kind(JsonValue value, KVCacheSpec& spec) {
   if (value.string() == kSlidingWindowMla) {
     spec.kind = CacheKind::sliding_window_mla;
@@ -32,7 +38,8 @@ void read_kind(JsonValue value, KVCacheSpec& spec) {
                            "circular_buffer, hisparse_resident, hisparse_hot)");
 }
 
-// Older files have it: of a window, where a kind of its own is written now, and of a ring.
+// Reads `mla_rows` of older files: on a window it means the kind sliding_window_mla, on a ring keys
+// without values. On kinds that have single rows anyway it is redundant.
 void read_mla_rows(JsonValue value, KVCacheSpec& spec) {
   if (!value.boolean()) return;
   if (is_sliding_window(spec.kind))
@@ -43,6 +50,7 @@ void read_mla_rows(JsonValue value, KVCacheSpec& spec) {
     value.refuse("false, or a cache of single rows");
 }
 
+// The tensors of a state page: `shapes` and `dtypes` have one entry per tensor, in page order.
 template <class Io>
 void state_fields(Io& io, FieldsOf<Io, KVCacheSpec>& spec) {
   if constexpr (Io::kReads) {
@@ -67,7 +75,8 @@ void state_fields(Io& io, FieldsOf<Io, KVCacheSpec>& spec) {
   io.required("num_speculative_blocks", spec.num_speculative_blocks, form::Between{0, kBlocksMax});
 }
 
-// A V row of no elements: a ring of keys alone.
+// `head_size_v` 0 on a ring means keys without values; elsewhere the key is omitted when V is as
+// wide as K.
 template <class Io>
 void head_size_v_field(Io& io, FieldsOf<Io, KVCacheSpec>& spec) {
   if constexpr (Io::kReads) {
@@ -82,7 +91,9 @@ void head_size_v_field(Io& io, FieldsOf<Io, KVCacheSpec>& spec) {
   }
 }
 
-// Keys that any kind may have.
+// Keys that any kind may have, and those of windows and states. Keys of one kind are read only on
+// that kind, so that finish() refuses them elsewhere; written, they have their default there and
+// are omitted.
 template <class Io>
 void rare_fields(Io& io, FieldsOf<Io, KVCacheSpec>& spec) {
   constexpr form::Code kPerState{read_tokens_per_state, [](JsonWriter& out, TokensPerState tokens) {
@@ -93,12 +104,13 @@ void rare_fields(Io& io, FieldsOf<Io, KVCacheSpec>& spec) {
   io.unless(KVQuantMode::none, "kv_quant_mode", spec.kv_quant_mode,
             form::Named<KVQuantMode>{from_name<KVQuantMode>, "a quantization"});
   if constexpr (Io::kReads)
+    // Plans of 0.33.0 have modes that no backend can store.
     if (is_planned_only(spec.kv_quant_mode))
       io.object.required("kv_quant_mode").refuse("a quantization");
   io.optional("cache_dtype_str", spec.cache_dtype_str, form::AnyText{});
   io.optional("model_version", spec.model_version, form::AnyText{});
   io.unless(TokensPerState{}, "tokens_per_state", spec.tokens_per_state, kPerState);
-  // As recordings of older releases name it.
+  // `tokens_per_state` as recordings of older releases name it.
   if constexpr (Io::kReads) io.optional("compress_ratio", spec.tokens_per_state, kPerState);
   io.optional("alignment", spec.alignment, kSize);
   io.unless(std::int64_t{1}, "block_stride_alignment", spec.block_stride_alignment, kSize);
@@ -119,6 +131,7 @@ void rare_fields(Io& io, FieldsOf<Io, KVCacheSpec>& spec) {
 
 }  // namespace
 
+// A spec: `type` first, then the figures that its kind requires.
 template <class Io>
 void fields(Io& io, FieldsOf<Io, KVCacheSpec>& spec) {
   if constexpr (Io::kReads) {
@@ -139,8 +152,8 @@ void fields(Io& io, FieldsOf<Io, KVCacheSpec>& spec) {
     io.required("head_size", spec.head_size, kSize);
     io.required("dtype", spec.dtype, kDType);
   }
-  // Full attention may carry a window or a chunk too: an engine without hybrid groups keeps all
-  // blocks of such a layer.
+  // Full attention may have a window or a chunk too: an engine without hybrid groups keeps all
+  // blocks of such a layer, while attention still reads only the window.
   io.required_if(is_sliding_window(spec.kind), "sliding_window", spec.sliding_window, kSize);
   io.required_if(is_chunked(spec.kind), "attention_chunk_size", spec.attention_chunk_size, kSize);
   if (!Io::kReads || is_full_of_pairs(spec.kind)) {
@@ -151,6 +164,8 @@ void fields(Io& io, FieldsOf<Io, KVCacheSpec>& spec) {
   rare_fields(io, spec);
 }
 
+// A group. A group of uniform type has one spec per layer in `layer_specs`; `spec` is then the
+// first of them.
 template <class Io>
 void fields(Io& io, FieldsOf<Io, KVCacheGroupSpec>& group) {
   io.required("layers", group.layer_names);
@@ -167,9 +182,11 @@ void fields(Io& io, FieldsOf<Io, KVCacheGroupSpec>& group) {
   io.optional("is_eagle_group", group.is_eagle_group);
   io.optional("role", group.role);
   if constexpr (Io::kReads)
+    // vLLM's default role and an absent one are the same.
     if (group.role == kDefaultRole) group.role.clear();
 }
 
+// 2^50 bytes exceed any pool and leave room for sums of tensors.
 template <class Io>
 void fields(Io& io, FieldsOf<Io, KVCacheTensor>& tensor) {
   io.required("size", tensor.size_bytes, form::Between{1, std::int64_t{1} << 50});
@@ -205,7 +222,8 @@ void write_kv_cache_groups(JsonWriter& out, const std::vector<KVCacheGroupSpec>&
   form::Plain::write(out, groups);
 }
 
-// The layers of one module of a drafter.
+// Reads the layers of one module of the draft model. Each must be a layer of a group that keeps
+// rows, and belong to one module only; draft_module_of() checks the modules read so far.
 static std::vector<std::string> read_draft_layers(JsonValue value, const KVCacheConfig& config) {
   std::vector<std::string> names = read_names(value);
   if (names.empty()) value.refuse("at least one layer");
@@ -220,7 +238,7 @@ static std::vector<std::string> read_draft_layers(JsonValue value, const KVCache
   return names;
 }
 
-// Empty: each has one.
+// Returns a layer that keeps a cache and that no tensor lists; empty: every layer has a tensor.
 static std::string layer_without_tensor(const KVCacheConfig& config) {
   for (const KVCacheGroupSpec& group : config.groups)
     for (const std::string& name : group.layer_names)
@@ -232,6 +250,7 @@ static std::string layer_without_tensor(const KVCacheConfig& config) {
   return {};
 }
 
+// A plan. The check of tensors needs all groups, so it follows them.
 template <class Io>
 void fields(Io& io, FieldsOf<Io, KVCacheConfig>& config) {
   constexpr form::Code kGroups{read_kv_cache_groups, write_kv_cache_groups};

@@ -1,4 +1,8 @@
-// KV cache specs, groups and plans as JSON, in the words of the recordings.
+// KV cache specs, groups and plans as JSON, with the keys and words of recordings. docs/formats.md,
+// "Specs and groups".
+//
+// Not checked here: whether a plan is consistent (page sizes, tensor sizes);
+// reference/plan/limits.h bounds the figures.
 #pragma once
 
 #include "base/json_reader.h"
@@ -7,23 +11,27 @@
 
 namespace lockstep {
 
+// Block ids have 31 bits.
 inline constexpr std::int64_t kBlocksMax = (std::int64_t{1} << 31) - 1;
 
-// {"type":"full","block_size":16,"num_kv_heads":2,...}: what a kind needs must be there, everything
-// else may be. For a model's layers before planning, `block_size` may be left out: 16 then.
+// Reads {"type":"full","block_size":16,"num_kv_heads":2,...}: keys that the kind needs are
+// required, all others optional. Layers of a model before planning may omit `block_size`, which is
+// 16 then.
 KVCacheSpec read_kv_cache_spec(JsonValue value);
 
-// `tokens_per_state` of a spec: 4.
+// Reads `tokens_per_state` of a spec: 4 (tokens per row) or "1/4" (four rows per token).
 TokensPerState read_tokens_per_state(JsonValue value);
 
-// [{"layers":[..],"spec":{..}},...], at least one.
+// [{"layers":[..],"spec":{..}},...], at least one group.
 std::vector<KVCacheGroupSpec> read_kv_cache_groups(JsonValue value);
 void write_kv_cache_groups(JsonWriter& out, const std::vector<KVCacheGroupSpec>& groups);
 
-// {"num_blocks":..,"groups":[..],"tensors":[{"size":..,"shared_by":[..]},...]}
+// {"num_blocks":..,"groups":[..],"tensors":[{"size":..,"shared_by":[..]},...]}. Every layer with a
+// cache must have a tensor.
 KVCacheConfig read_kv_cache_config(JsonValue value);
 void write_kv_cache_config(JsonWriter& out, const KVCacheConfig& config);
 
+// Reads a list of texts that are not empty.
 std::vector<std::string> read_names(JsonValue value);
 
 }  // namespace lockstep

@@ -1,3 +1,4 @@
+// Reading and writing of step hashes, one JSON object per line.
 #include "traces/formats/step_hashes.h"
 
 #include <algorithm>
@@ -11,6 +12,7 @@ namespace {
 constexpr std::size_t kHashDigits = 32;
 constexpr std::size_t kBufferBytes = std::size_t{1} << 16;
 
+// Upper-case digits are refused: equal hashes must be equal texts.
 bool is_hash(std::string_view text) {
   return text.size() == kHashDigits && std::ranges::all_of(text, [](char c) {
            return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f');
@@ -25,7 +27,7 @@ struct Hash {
   static void write(JsonWriter& out, const std::string& hash) { out.string(hash); }
 };
 
-// [rank, tensor, block, fingerprint]
+// [rank, tensor, block, fingerprint]: an array, since a step may have thousands of pages.
 struct PageEntry {
   static void read(JsonValue value, HashedPage& page) {
     const JsonArray entry = value.array();
@@ -51,6 +53,8 @@ void fields(Io& io, FieldsOf<Io, StepHashesHeader>& header) {
   io.required("has_pages", header.has_pages);
 }
 
+// `has_pages` is the header's: a run without a backend has no key `pages`, so that its absence is
+// not mistaken for a step without writes.
 template <class Io>
 void fields(Io& io, FieldsOf<Io, StepHashes>& step, const bool& has_pages) {
   io.required("step", step.step, form::Between{step.step, step.step});
@@ -85,6 +89,8 @@ Result<StepHashesReader> StepHashesReader::open(const std::string& path) {
   return reader;
 }
 
+// Reads one line. The end line is recognized by its key; a line after it is an error, as in the
+// other formats.
 Result<bool> StepHashesReader::next(StepHashes& step) {
   LS_CHECK(!has_ended_, "step {} is read after the end", steps_);
   std::string_view line;
@@ -98,6 +104,7 @@ Result<bool> StepHashesReader::next(StepHashes& step) {
   if (json.parse(line, lines_.number(), lines_.is_cut_off())) {
     is_step = !json.root().object().has("end");
     step = StepHashes();
+    // Both lists of fields accept only this number.
     step.step = end_.steps = steps_;
     if (is_step)
       read_fields(json.root(), step, header_.has_pages);

@@ -1,3 +1,5 @@
+// Worker facts as JSON. Positions and slots are written as runs of consecutive numbers, because a
+// prefill of 8,192 tokens has few of them.
 #include "traces/formats/worker_facts.h"
 
 #include <fmt/format.h>
@@ -13,9 +15,12 @@ namespace {
 
 constexpr std::int64_t kWorkerFactsVersion = 1;
 constexpr std::size_t kDigestDigits = 32;
+// Slots are block * block_size + offset: 2^31 blocks of 2^17 tokens.
 constexpr std::int64_t kSlotsMax = std::int64_t{1} << 48;
 
-// Numbers that follow one another as pairs: the first, and how many. `num`: of them all.
+// Reads runs of consecutive numbers as pairs of the first number and the count: [8,4,4,1] are 8, 9,
+// 10, 11 and 4. Each number is from `least` to `most`, and there are `num` in all: counts are
+// bounded before anything is allocated.
 template <class T>
 std::vector<T> read_number_runs(JsonValue value, std::int64_t least, std::int64_t most,
                                 std::int64_t num) {
@@ -39,6 +44,7 @@ std::vector<T> read_number_runs(JsonValue value, std::int64_t least, std::int64_
   return numbers;
 }
 
+// The longest runs, from left to right: equal numbers give equal bytes.
 template <class T>
 void write_number_runs(JsonWriter& out, const std::vector<T>& numbers) {
   out.begin_array();
@@ -51,7 +57,7 @@ void write_number_runs(JsonWriter& out, const std::vector<T>& numbers) {
   out.end_array();
 }
 
-// [[request, tokens], ...], each request once.
+// [[request, tokens], ...], each request once. A request without tokens is not part of the batch.
 struct Rows {
   static constexpr form::Pair<form::Plain, form::Between> kRow{
       "[request, tokens]", {}, {1, kTokensMax}};
@@ -67,6 +73,7 @@ struct Rows {
   }
 };
 
+// The form of runs of numbers; writing needs no limits.
 struct Runs {
   std::int64_t least = 0, most = 0, num = 0;
   template <class T>
@@ -79,7 +86,7 @@ struct Runs {
   }
 };
 
-// What limits the facts of a group.
+// What bounds the facts of one group: the plan, the rows and the tokens of the step.
 struct GroupContext {
   const RecordingHeader& header;
   std::size_t group = 0, num_rows = 0;
@@ -96,7 +103,8 @@ struct Digest {
   static void write(JsonWriter& out, const std::string& digest) { out.string(digest); }
 };
 
-// Slots of a block, ascending.
+// Offsets within a block, ascending. The block's group is not known here, so the largest block_size
+// bounds them.
 struct BlockSlots {
   const RecordingHeader& header;
   void read(JsonValue value, std::vector<std::int32_t>& slots) const {
@@ -117,7 +125,7 @@ std::int64_t num_tokens_of(const WorkerStepFacts& facts) {
   return tokens;
 }
 
-// Facts of each group, none where no request ran.
+// Facts of each group; none if no request ran.
 struct Groups {
   const RecordingHeader& header;
   std::size_t num_rows = 0;
@@ -140,6 +148,8 @@ struct Groups {
 
 }  // namespace
 
+// Entries of tables are not bounded by the pool: a worker's table may hold stale or corrupt ids,
+// which the audit reports.
 template <class Io>
 void fields(Io& io, FieldsOf<Io, GroupFacts>& facts, const GroupContext& at) {
   io.required("tables", facts.tables, form::Each<form::Each<Block>>{{{INT64_C(1) << 31}}});
@@ -148,6 +158,7 @@ void fields(Io& io, FieldsOf<Io, GroupFacts>& facts, const GroupContext& at) {
     if (facts.tables.size() != at.num_rows)
       io.object.required("tables").refuse(
           fmt::format("one table for each of the {} rows", at.num_rows));
+    // A group of states has one state per request, not one slot per token.
     if (!io.object.has("slots") && at.num_tokens > 0 &&
         !is_state_kind(at.header.groups[at.group].spec.kind))
       io.object.refuse_because("found no \"slots\"; expected the slots of all tokens");
@@ -163,6 +174,7 @@ void fields(Io& io, FieldsOf<Io, ChangedPage>& page, const RecordingHeader& head
   io.optional("beside", page.beside);
 }
 
+// `rows` comes first: the number of tokens, which all other lists must match, follows from it.
 template <class Io>
 void fields(Io& io, FieldsOf<Io, WorkerStepFacts>& facts, const RecordingHeader& header) {
   io.required("rows", facts.rows, Rows{});
