@@ -1,3 +1,4 @@
+// Which prefixes prompts share, hash ids for them, and the rows of the formats.
 #include "traces/exporters/export_trace.h"
 
 #include <fmt/format.h>
@@ -15,7 +16,8 @@
 namespace lockstep {
 namespace {
 
-// A token's identity: (hash id, place) of a symbolic one, which is no other's, else what it is.
+// Identity of a token: a symbolic token is identified by (hash id, position), which equals no other
+// token; all others by their id.
 struct TokenIdentity {
   bool is_symbolic = false;
   std::uint64_t seed = 0;
@@ -23,6 +25,8 @@ struct TokenIdentity {
   auto operator<=>(const TokenIdentity&) const = default;
 };
 
+// Identity of token `i` of a run. A position within a symbolic run includes the run's start, so
+// that the tail of a cut run keeps its identity.
 TokenIdentity identity_of(const Prompt& prompt, const TokenRun& run, std::uint32_t i) {
   switch (run.kind) {
     case TokenRun::Kind::symbolic:
@@ -36,20 +40,23 @@ TokenIdentity identity_of(const Prompt& prompt, const TokenRun& run, std::uint32
   return {false, 0, prompt.tokens[run.first + i]};
 }
 
-// A place in a prompt that moves forward.
+// A position in a prompt that moves forward, run by run. REQUIRES: not at_end(), except for
+// at_end() itself.
 class Walk {
  public:
   explicit Walk(const Prompt& prompt) : prompt_(prompt) {}
   bool at_end() const { return run_ == prompt_.runs.size(); }
   std::uint32_t left() const { return prompt_.runs[run_].count - i_; }  // in this run
   TokenIdentity token() const { return identity_of(prompt_, prompt_.runs[run_], i_); }
-  // True if both are equal to the end of the shorter of the two runs.
+  // True if both prompts have equal tokens up to the end of the shorter of the two runs. Literal
+  // runs are compared token by token instead.
   bool runs_like(const Walk& other) const {
     const TokenRun& mine = prompt_.runs[run_];
     const TokenRun& theirs = other.prompt_.runs[other.run_];
     return mine.kind == theirs.kind && mine.kind != TokenRun::Kind::literal &&
            mine.seed == theirs.seed && mine.first + i_ == theirs.first + other.i_;
   }
+  // REQUIRES: tokens is at most left().
   void forward(std::uint32_t tokens) {
     i_ += tokens;
     if (i_ < prompt_.runs[run_].count) return;
@@ -63,7 +70,9 @@ class Walk {
   std::uint32_t i_ = 0;
 };
 
-// Where two prompts part: how many tokens they share, and how they compare there.
+// Returns the number of leading tokens that two prompts share, and their order at the first
+// difference; a prefix sorts first, equal prompts compare equal. Runs of equal sources are skipped
+// whole, so long synthetic prompts cost one comparison per run.
 std::pair<std::int64_t, std::strong_ordering> parting(const Prompt& a, const Prompt& b) {
   std::int64_t shared = 0;
   Walk mine(a), theirs(b);
@@ -80,7 +89,9 @@ std::pair<std::int64_t, std::strong_ordering> parting(const Prompt& a, const Pro
   return {shared, theirs.at_end() <=> mine.at_end()};
 }
 
-// What identifies a block: the previous block, its length, and its content.
+// Returns the key of a block: the id of the previous block, its length, and its content; moves
+// `walk` past it. A symbolic run enters the key with its seed and first position only, so a block
+// of 512 symbolic tokens has a key of five numbers. ~seed keeps it apart from token ids.
 std::vector<std::uint64_t> content_of(Walk& walk, std::uint64_t parent, std::int64_t tokens) {
   std::vector<std::uint64_t> content = {parent, static_cast<std::uint64_t>(tokens)};
   TokenIdentity next{};
@@ -88,7 +99,7 @@ std::vector<std::uint64_t> content_of(Walk& walk, std::uint64_t parent, std::int
   for (std::int64_t i = 0; i < tokens; ++i) {
     const TokenIdentity token = walk.token();
     walk.forward(1);
-    // A symbolic run goes in as its beginning.
+    // Symbolic tokens that continue the run add nothing.
     if (!has_next || token != next) {
       content.push_back(token.is_symbolic ? ~token.seed : static_cast<std::uint64_t>(token.token));
       if (token.is_symbolic) {
@@ -102,7 +113,9 @@ std::vector<std::uint64_t> content_of(Walk& walk, std::uint64_t parent, std::int
   return content;
 }
 
-// What two requests must have in common to share anything: salt, adapter, images, embeddings.
+// Everything besides tokens that two requests must have in common to share blocks: salt, adapter,
+// images, embeddings. The number of images precedes them, and rows and digests exclude each other,
+// so different keys never give equal lists.
 std::vector<std::string> keys_of(const RequestSpec& spec) {
   std::vector<std::string> keys = {spec.cache_salt, spec.keys.lora.name, spec.keys.lora.path};
   const auto add_number = [&](std::int64_t number) { keys.push_back(std::to_string(number)); };
@@ -124,6 +137,8 @@ std::vector<std::string> keys_of(const RequestSpec& spec) {
 
 }  // namespace
 
+// Sorts the prompts by content: then any two prompts share the minimum of what the neighbours
+// between them share, and n - 1 comparisons suffice.
 SharedPrefixes shared_prefixes(const std::vector<const TraceRequest*>& requests) {
   std::vector<const TraceRequest*> sorted = requests;
   std::ranges::stable_sort(sorted, [](const TraceRequest* a, const TraceRequest* b) {
@@ -133,10 +148,10 @@ SharedPrefixes shared_prefixes(const std::vector<const TraceRequest*>& requests)
     return parting(a->spec.prompt, b->spec.prompt).second < 0;
   });
   SharedPrefixes shared;
-  // What any two share is the least of what neighbours between them share.
   for (std::size_t i = 1; i < sorted.size(); ++i) {
     if (keys_of(sorted[i - 1]->spec) != keys_of(sorted[i]->spec)) continue;
     const auto [tokens, order] = parting(sorted[i - 1]->spec.prompt, sorted[i]->spec.prompt);
+    // Equal prompts share a partial last block too, so they do not restrict the unit.
     if (order == 0 || tokens == 0) continue;
     shared.unit = std::gcd(shared.unit, tokens);
     shared.pairs.push_back({sorted[i - 1]->spec.name, sorted[i]->spec.name, tokens});
@@ -144,12 +159,15 @@ SharedPrefixes shared_prefixes(const std::vector<const TraceRequest*>& requests)
   return shared;
 }
 
+// A unit of 0 is divisible by everything: without shared prefixes the block is `block_max`.
 std::int32_t block_that_tells_all(const SharedPrefixes& shared, std::int32_t block_max) {
   std::int32_t block = 1;
   while (block * 2 <= block_max && shared.unit % (block * 2) == 0) block *= 2;
   return block;
 }
 
+// A chain, as block hashes are: the key of a block contains the id of the previous block, so that
+// equal ids mean equal prefixes. ~salt starts the chain and is never a block's id.
 std::vector<std::vector<std::uint64_t>> prefix_ids(const std::vector<const TraceRequest*>& requests,
                                                    std::int32_t block_tokens) {
   LS_CHECK(block_tokens > 0, "blocks of {} tokens", block_tokens);
@@ -183,7 +201,7 @@ const ExportFormat& format_of(ExportAs as) {
   return *std::ranges::find(kExportFormats, as, &ExportFormat::as);
 }
 
-// Optional parts of a request besides arrival, lengths and a prompt.
+// An optional property of a request that most formats cannot express.
 struct RarePart {
   std::string_view what;
   bool (*is_there)(const TraceRequest& request);
@@ -208,6 +226,12 @@ constexpr RarePart kRareParts[] = {
      [](const TraceRequest& request) { return request.spec.skip_reading_prefix_cache; }},
 };
 
+// One export. Obstacles are collected over the whole trace first, so that one error message names
+// all of them.
+//
+// Invariants
+// (1) Rows are written only when no obstacle exists or the export is lossy.
+// (2) An obstacle has one entry per kind, with the first request that has it and a count.
 class Exporter {
  public:
   Exporter(const std::string& file, const ExportOptions& options)
@@ -230,6 +254,7 @@ class Exporter {
   }
 
  private:
+  // A request and the time at which a client sends it.
   struct Arrival {
     const TraceRequest* request;
     std::int64_t t_ns;
@@ -240,6 +265,7 @@ class Exporter {
     std::int64_t count = 1;
   };
 
+  // Counts an obstacle; `first` names where it occurs.
   void note(std::string first, std::string_view what) {
     const auto found = std::ranges::find(obstacles_, what, &Obstacle::what);
     if (found != obstacles_.end())
@@ -261,7 +287,9 @@ class Exporter {
                        is_one ? "it" : "them");
   }
 
-  // A request that arrives after others is sent when its delay has passed since they arrived.
+  // Collects requests in order of arrival, and the obstacles. An arrival after other requests
+  // becomes a time: their latest arrival plus the delay, since the export cannot state when they
+  // end. Resets of the prefix cache are obstacles of the trace, not of a request.
   void take_requests(const Trace& trace) {
     std::map<std::string_view, std::int64_t> arrived;
     for (const TraceRecord& record : trace.records) {
@@ -282,6 +310,8 @@ class Exporter {
     std::ranges::stable_sort(arrivals_, {}, &Arrival::t_ns);
   }
 
+  // Determines the tokens per id. A requested block that splits a shared prefix is an obstacle:
+  // sharing would be lost. The first such pair is named, the others are counted.
   void choose_block(const SharedPrefixes& shared) {
     const std::int32_t tells_all = block_that_tells_all(shared, format_.block_tokens_max);
     exported_.block_tokens = options_.block_tokens.value_or(tells_all);
@@ -297,6 +327,7 @@ class Exporter {
     if (count > 1) obstacles_.back().count = count;
   }
 
+  // One line. A time is a decimal number in the format's unit; a whole number has no ".0".
   std::string row_of(const Arrival& arrival, const std::vector<std::uint64_t>& ids) const {
     const TraceRequest& request = *arrival.request;
     JsonWriter out;
@@ -314,6 +345,7 @@ class Exporter {
     return out.take_line();
   }
 
+  // AIPerf passes these to the server; ignore_eos makes the output as long as the trace states.
   static void write_extra(JsonWriter& out, const RequestSpec& spec) {
     out.key("extra").begin_object().boolean("ignore_eos", true);
     if (spec.min_tokens != 0) out.integer("min_tokens", spec.min_tokens);

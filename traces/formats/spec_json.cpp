@@ -21,11 +21,11 @@ constexpr form::Between kSize{1, kSizeMax};
 constexpr form::Named<DType> kDType{dtype_from_name,
                                     "an element type (bf16, fp16, fp32, fp8, ...)"};
 
-// vLLM writes windows of MLA rows as a kind of their own; the name is not that of the model's kind
-// table.
+// The file's word for windows of MLA rows. The table of kinds has one word, "sliding_window", for
+// both kinds of windows.
 constexpr std::string_view kSlidingWindowMla = "sliding_window_mla";
 
-// Reads `type`. Kinds of plans that no replay has are refused with the list of those that exist.
+// Reads `type`; an unknown word is refused with the list of kinds.
 void read_kind(JsonValue value, KVCacheSpec& spec) {
   if (value.string() == kSlidingWindowMla) {
     spec.kind = CacheKind::sliding_window_mla;

@@ -1,3 +1,6 @@
+// Traces in CSV: Azure's and BurstGPT's. Both state arrivals and lengths only, so every prompt is
+// private to its request. Columns are found by name; unknown ones are skipped and counted unless
+// they carry a length, a time or ids.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -14,6 +17,7 @@
 namespace lockstep {
 namespace {
 
+// Azure's columns; Column indexes them.
 constexpr std::array<std::string_view, 3> kColumns = {"TIMESTAMP", "ContextTokens",
                                                       "GeneratedTokens"};
 enum Column : std::size_t { kTimestamp, kContextTokens, kGeneratedTokens };
@@ -22,12 +26,14 @@ constexpr bool is_leap(std::int64_t year) {
   return year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
 }
 
+// `month` counts from 1.
 constexpr std::int64_t days_in(std::int64_t year, std::int64_t month) {
   constexpr std::array<std::int64_t, 12> kDays = {31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31};
   return kDays[month - 1] + (month == 2 && is_leap(year) ? 1 : 0);
 }
 
-// Takes "Z" or "+HH:MM" or "-HH:MM" off the end of a time: minutes that its clock is ahead of UTC.
+// Removes "Z", "+HH:MM" or "-HH:MM" from the end of a time and returns the minutes by which its
+// clock is ahead of UTC: 0 without an offset, nullopt for a malformed one.
 std::optional<std::int64_t> take_offset_minutes(std::string_view& time) {
   if (time.ends_with('Z')) {
     time.remove_suffix(1);
@@ -46,13 +52,18 @@ std::optional<std::int64_t> take_offset_minutes(std::string_view& time) {
   return behind ? -ahead : ahead;
 }
 
-// A table whose first line names its columns, a request in each line, in order of time.
+// A table whose first line names its columns, with one request per line in order of time.
+//
+// Invariants
+// (1) Every row has as many cells as the header.
+// (2) last_ns_ is the time of the previous row.
 class TableReader : public ImportReader {
  public:
   using ImportReader::ImportReader;
 
  protected:
-  // The names of the columns, from the first line.
+  // Reads the first line into `line` and returns the names of its columns, which point into it.
+  // Each further file must repeat the line.
   Result<std::vector<std::string_view>> read_names(std::string_view& line) {
     LS_RETURN_IF_ERROR(lines_.next(line));
     auto names = split_cells(line);
@@ -61,17 +72,20 @@ class TableReader : public ImportReader {
     notes_.assumed.emplace_back("no ids in this format: no two prompts share a prefix");
     return names;
   }
+  // Splits a row and checks its number of cells.
   Result<std::vector<std::string_view>> cells_of(std::string_view line) const {
     auto cells = split_cells(line);
     if (cells.size() != num_cells_) return refuse("row", line, fmt::format("{} cells", num_cells_));
     return cells;
   }
+  // Refuses a cell in the wording of the JSON formats.
   tl::unexpected<Error> refuse(std::string_view field, std::string_view found,
                                std::string_view expected) const {
     return fail("{}:{}: field `{}`: found \"{}\"; expected {}", lines_.path(), lines_.number(),
                 field, printable_excerpt(found), expected);
   }
 
+  // Parses a number of tokens of at least `least`.
   Result<std::int64_t> tokens_of(std::string_view field, std::string_view cell,
                                  std::int64_t least) const {
     if (const auto found = digits_of(cell, least, kPromptTokensMax)) return *found;
@@ -84,6 +98,7 @@ class TableReader : public ImportReader {
   std::size_t num_cells_ = 0;
 };
 
+// Reads Azure's trace. Timestamps are absolute; the first row is time 0.
 class AzureReader final : public TableReader {
  public:
   AzureReader(LineReader&& lines, const ImportOptions& options)
@@ -141,6 +156,8 @@ class AzureReader final : public TableReader {
 
 }  // namespace
 
+// Checks every field's range before it computes: 2023-02-29 is not a time. Leap seconds (:60) are
+// refused, as no trace has any.
 std::optional<std::int64_t> utc_ns_of(std::string_view timestamp) {
   // "YYYY-MM-DD" and one of " T" and "HH:MM:SS"
   constexpr std::size_t kWholeSeconds = 19;
@@ -162,6 +179,7 @@ std::optional<std::int64_t> utc_ns_of(std::string_view timestamp) {
   const auto second_ns = scaled_decimal_of(rest, 9);
   if (!day || !second_ns) return std::nullopt;
 
+  // At most 230 years and 12 months: a loop is fast enough and evidently right.
   std::int64_t days = *day - 1;
   for (std::int64_t y = 1970; y < *year; ++y) days += is_leap(y) ? 366 : 365;
   for (std::int64_t m = 1; m < *month; ++m) days += days_in(*year, m);
@@ -169,6 +187,7 @@ std::optional<std::int64_t> utc_ns_of(std::string_view timestamp) {
   return minutes * 60'000'000'000 + *second_ns;
 }
 
+// True if all required columns are present, in any order and among others.
 bool is_azure_header(std::string_view line) {
   const auto names = split_cells(line);
   return std::all_of(kColumns.begin(), kColumns.end(), [&](std::string_view column) {
@@ -186,12 +205,14 @@ Result<std::unique_ptr<TraceReader>> open_azure(const std::string& path,
 
 namespace {
 
+// BurstGPT's columns, the required ones first; BurstColumn indexes those that are read.
 constexpr std::array<std::string_view, 8> kBurstColumns = {
     "Timestamp", "Request tokens", "Response tokens", "Total tokens",
     "Model",     "Log Type",       "Session ID",      "Elapsed time"};
 enum BurstColumn : std::size_t { kBurstTime, kRequest, kResponse, kTotal };
 constexpr std::size_t kBurstRequired = 3;  // the first of them
 
+// Reads BurstGPT's trace. Timestamps are seconds since the trace's own start.
 class BurstGptReader final : public TableReader {
  public:
   BurstGptReader(LineReader&& lines, const ImportOptions& options)
@@ -220,6 +241,7 @@ class BurstGptReader final : public TableReader {
   }
 
  private:
+  // The number of tokens in a column of the row.
   Result<std::int64_t> tokens(const std::vector<std::string_view>& cells, BurstColumn column,
                               std::int64_t least) const {
     return tokens_of(kBurstColumns[column], cells[places_[column]], least);
@@ -236,6 +258,7 @@ class BurstGptReader final : public TableReader {
     const std::int64_t least = options_.zero_output == ZeroOutput::refuse ? 1 : 0;
     LS_ASSIGN_OR_RETURN(const std::int64_t request, tokens(cells, kRequest, 1));
     LS_ASSIGN_OR_RETURN(const std::int64_t response, tokens(cells, kResponse, least));
+    // A total that is not the sum shows that columns were mixed up.
     if (places_[kTotal] != kNowhere) {
       LS_ASSIGN_OR_RETURN(const std::int64_t total, tokens(cells, kTotal, 1));
       if (total != request + response)
@@ -247,6 +270,7 @@ class BurstGptReader final : public TableReader {
                        .output_length = static_cast<std::int32_t>(response)};
   }
 
+  // Marks a column that the file does not have.
   static constexpr std::size_t kNowhere = static_cast<std::size_t>(-1);
   std::array<std::size_t, kBurstColumns.size()> places_ = [] {
     std::array<std::size_t, kBurstColumns.size()> places;

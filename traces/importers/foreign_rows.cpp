@@ -1,3 +1,4 @@
+// Code that readers of foreign traces share.
 #include "traces/importers/foreign_rows.h"
 
 #include <fmt/format.h>
@@ -48,12 +49,15 @@ std::int64_t read_arrival_ns(JsonObject& object, std::string_view key, int digit
   return options.arrivals == Arrivals::closed ? 0 : t_ns;
 }
 
+// The number is scaled from its decimal text, so 0.1 s is exactly 100,000,000 ns.
 std::int64_t read_span_ns(JsonValue value, int digits) {
   const std::int64_t ns = value.scaled_decimal(digits);
   if (ns < 0 || ns > kSpanMaxNs) value.refuse("a time from 0 to 90 years");
   return std::clamp<std::int64_t>(ns, 0, kSpanMaxNs);
 }
 
+// Both conventions fix the number of ids exactly, so a file with another block size is noticed at
+// its first row.
 void check_id_count(JsonValue value, std::size_t found, std::int64_t length,
                     const HashIdConvention& ids) {
   if (ids.block_tokens < 1) return;  // refused where it was read
@@ -63,6 +67,8 @@ void check_id_count(JsonValue value, std::size_t found, std::int64_t length,
                                    found, length, expected, ids.block_tokens));
 }
 
+// The range of seeds for large ids holds 2^32 of them, which no trace in memory reaches. Ids inside
+// that range are replaced as well, so that no small id collides with a seed.
 std::uint64_t WideIds::seed_of(std::uint64_t id) {
   constexpr std::uint64_t kMax = static_cast<std::uint64_t>(kHashIdMax);
   constexpr std::uint64_t kWideMax = std::uint64_t{1} << 32;  // more than fit into memory
@@ -73,7 +79,7 @@ std::uint64_t WideIds::seed_of(std::uint64_t id) {
 bool leaves_out_torn(const LineReader& lines, std::string_view line, const ImportOptions& options,
                      ReadNotes& notes) {
   if (!options.skips_torn || !lines.is_cut_off()) return false;
-  // A row of JSON is whole once it parses; a cell of CSV may have lost digits.
+  // A row of JSON is complete if it parses; a cell of CSV may have lost digits unnoticed.
   if (line.starts_with('{') && JsonReader(lines.path()).parse(line)) return false;
   notes.assumed.push_back(
       fmt::format("the torn last row of {}, line {}, is left out", lines.path(), lines.number()));
@@ -97,6 +103,8 @@ std::vector<std::uint64_t> IdTable::ids_of(std::uint64_t scope,
   return ids;
 }
 
+// Only equality matters: the table is never iterated, so the order of the hash has no effect on
+// output.
 std::size_t IdTable::Hash::operator()(const std::pair<std::uint64_t, std::uint64_t>& key) const {
   return splitmix64(key.first + splitmix64(key.second));
 }

@@ -1,3 +1,4 @@
+// Benchmark files, and the loop over rows that the line-by-line importers share.
 #include "traces/importers/foreign_traces.h"
 
 #include <fmt/format.h>
@@ -13,6 +14,7 @@
 namespace lockstep {
 namespace {
 
+// Totals are required: a benchmark without them could not be checked.
 BenchmarkFile read_header(JsonValue value) {
   JsonObject object = value.object();
   BenchmarkFile file;
@@ -32,6 +34,7 @@ BenchmarkFile read_header(JsonValue value) {
   return file;
 }
 
+// An `add` without `arrival`. `names` has those of earlier requests.
 RequestSpec read_request(JsonValue value, std::unordered_set<std::string>& names) {
   JsonObject object = value.object();
   bool priority_given = false;
@@ -42,7 +45,7 @@ RequestSpec read_request(JsonValue value, std::unordered_set<std::string>& names
   return request;
 }
 
-// The requests of a benchmark file, all at time 0.
+// The requests of a benchmark file, all at time 0. Requests are moved out as they are read.
 class BenchmarkRequests final : public TraceReader {
  public:
   BenchmarkRequests(BenchmarkFile&& file, std::string_view path) : file_(std::move(file)) {
@@ -70,6 +73,7 @@ class BenchmarkRequests final : public TraceReader {
 
 }  // namespace
 
+// max_tokens is the output's length, so that nothing else needs to end the request.
 TraceRequest request_of(ImportedRow&& row, std::uint64_t ordinal) {
   TraceRequest request;
   request.spec.name = fmt::format("r{}", ordinal);
@@ -90,6 +94,7 @@ Result<bool> ImportReader::next(TraceRecord& record) {
     if (options_.arrivals == Arrivals::closed) row.t_ns = 0;
     if (row.output_length == 0) ++notes_.zero_outputs;
     const bool kept = row.output_length > 0 || options_.zero_output != ZeroOutput::skip;
+    // The ordinal advances for omitted rows too.
     if (kept) record = request_of(std::move(row), ordinal_);
     ++ordinal_;
     if (kept) return true;
@@ -100,6 +105,8 @@ std::string file_name_of(std::string_view path) {
   return std::string(path.substr(path.rfind('/') + 1));  // npos + 1 is 0
 }
 
+// The format has no end line, so a file that lost whole lines is not noticed here; its totals then
+// differ in the replay.
 Result<BenchmarkFile> read_benchmark_file(const std::string& path) {
   LS_ASSIGN_OR_RETURN(auto lines, LineReader::open(path));
   JsonReader json(path);

@@ -1,4 +1,8 @@
-// Traces and workloads of other formats, and what every importer gets out of a row of theirs.
+// Readers of traces and workloads of other tools, and the request that every importer makes of a
+// row. docs/formats.md, "Traces of other tools" and the sections after it, describes each format.
+//
+// Each open_...() checks the file's form and reports assumptions by assumed(). Errors name file,
+// line and field.
 #pragma once
 
 #include <cstdint>
@@ -18,77 +22,86 @@
 
 namespace lockstep {
 
-// Request traces of Mooncake's kind (JSON lines): times, lengths, and the ids of a prompt's blocks,
-// the last of them covering what is left. An id stands for the block's content and everything
-// before it, so equal ids are equal prefixes; here it is the seed of a symbolic run. Any key that
-// docs/formats.md, "Mooncake", does not have is refused, and so is a row whose ids do not cover its
-// prompt exactly. Arrivals count from the trace's own zero; rows at equal times keep the file's
-// order. Dialects:
+// Opens a trace of Mooncake's kind (JSON lines): times, lengths, and the ids of a prompt's blocks,
+// the last of which covers the remainder. An id stands for the block's content and everything
+// before it, so equal ids are equal prefixes; here it is the seed of a symbolic run. Keys that
+// docs/formats.md, "Mooncake", does not have are refused if they could matter, and so is a row
+// whose ids do not cover its prompt exactly. Arrivals count from the trace's own zero; rows at
+// equal times keep the file's order. Dialects:
 // - Mooncake: ms, ids of 512 tokens
 // - vLLM's timed traces: s, ids of 16 tokens
 // - AIPerf and Dynamo: sessions, whose turns wait for each other; rows that name others in wait_for
 Result<std::unique_ptr<TraceReader>> open_mooncake(const std::string& path,
                                                    const ImportOptions& options);
 
-// manifest.json of AIPerf's synthesized sessions; its rows are in dataset.jsonl.
+// Opens the manifest.json of AIPerf's synthesized sessions; its rows are in dataset.jsonl next to
+// it.
 inline constexpr std::string_view kAiperfRows = "dataset.jsonl";
 Result<std::unique_ptr<TraceReader>> open_aiperf_manifest(const std::string& path,
                                                           const ImportOptions& options);
 
-// Conversations of coding agents, as kv-cache-tester and the cc-traces data sets have them: one a
-// file, or one a line. Turns and sub-agents wait for each other.
+// Opens conversations of coding agents, as kv-cache-tester and the cc-traces data sets have them:
+// one per file, or one per line. Turns and sub-agents wait for each other.
 Result<std::unique_ptr<TraceReader>> open_weka(const std::string& path,
                                                const ImportOptions& options);
 
-// Alibaba's Bailian traces (JSON lines): chats and their parents, ids of 16 tokens. The id of a
-// last block that is not full may stand for padding, and is not used. Arrivals are as recorded.
+// Opens Alibaba's Bailian traces (JSON lines): chats and their parents, ids of 16 tokens. The id of
+// a last block that is not full may stand for padding and is not used. Arrivals are as recorded.
 Result<std::unique_ptr<TraceReader>> open_bailian(const std::string& path,
                                                   const ImportOptions& options);
 
-// BurstGPT (CSV): times and lengths, no prefixes.
+// Opens BurstGPT (CSV): times and lengths, no prefixes.
 Result<std::unique_ptr<TraceReader>> open_burstgpt(const std::string& path,
                                                    const ImportOptions& options);
 bool is_burstgpt_header(std::string_view line);
 
-// LLMServingSim (JSON lines): workloads of whole tokens, sessions of calls and tools, and the
-// requests of a recorded run (lengths alone).
+// Opens LLMServingSim's files (JSON lines): workloads with token ids, sessions of calls and tools,
+// or the requests of a recorded run, which have lengths only.
 Result<std::unique_ptr<TraceReader>> open_llmservingsim(const std::string& path,
                                                         const ImportOptions& options);
 
-// Dynamo's request traces, dynamo.request.trace.v1 (JSON lines).
+// Opens Dynamo's request traces, dynamo.request.trace.v1 (JSON lines).
 inline constexpr std::string_view kDynamoSchema = "dynamo.request.trace.v1";
 Result<std::unique_ptr<TraceReader>> open_dynamo(const std::string& path,
                                                  const ImportOptions& options);
 
-// Azure's LLM inference traces (CSV): TIMESTAMP, ContextTokens, GeneratedTokens, found by the names
-// in the header line. Nothing in them says which prompts share a prefix, so none do: every prompt
-// is private to its request.
+// Opens Azure's LLM inference traces (CSV): TIMESTAMP, ContextTokens and GeneratedTokens, found by
+// the names in the header line. The format does not state which prompts share a prefix, so every
+// prompt is private to its request.
 //
-// Timestamps keep every digit: YYYY-MM-DD HH:MM:SS[.up to 9 digits], with T for the space and Z or
-// an offset behind it (the 2024 and 2025 files), become integer ns since the first row. Lines may
-// end in \r\n, and the last line in nothing.
+// Timestamps keep every digit: YYYY-MM-DD HH:MM:SS[.up to 9 digits], with T instead of the space
+// and Z or an offset at the end (the 2024 and 2025 files), become integer ns since the first row.
+// Lines may end in \r\n, and the last line may end without.
 Result<std::unique_ptr<TraceReader>> open_azure(const std::string& path,
                                                 const ImportOptions& options);
 
-// Whether a first line is the header of such a file.
+// True if a first line is the header of such a file.
 bool is_azure_header(std::string_view line);
 
-// Nanoseconds since 1970-01-01 00:00 UTC; nothing for what is no such time. Years 1970 to 2199.
+// Returns nanoseconds since 1970-01-01 00:00 UTC; nullopt: not such a time. Years 1970 to 2199.
 std::optional<std::int64_t> utc_ns_of(std::string_view timestamp);
 
+// A row of a format without links between requests.
 struct ImportedRow {
   std::int64_t t_ns = 0;
   Prompt prompt;
-  std::int32_t output_length = 0;  // 0: none was recorded
+  // Tokens; 0: the source recorded none.
+  std::int32_t output_length = 0;
 };
 
-// Row number `ordinal` as a request called r<ordinal>, which ends by its length. An output of no
-// tokens becomes one token, since an engine takes no less (ZeroOutput::one_token).
+// Makes the request r<ordinal> of row number `ordinal`; it ends by its length. An output of no
+// tokens becomes one token (ZeroOutput::one_token).
 TraceRequest request_of(ImportedRow&& row, std::uint64_t ordinal);
 
+// Returns the path's last component.
 std::string file_name_of(std::string_view path);
 
-// A foreign trace of one request a line, in the order of the file.
+// Reads a foreign trace of one request per line, in the order of the file.
+//
+// Invariants
+// (1) ordinal_ counts rows, omitted ones included, so that names and private prompts do not depend
+//     on ZeroOutput.
+// (2) Memory does not grow with the file.
 class ImportReader : public TraceReader {
  public:
   ImportReader(LineReader&& lines, const ImportOptions& options, std::string kind)
@@ -100,6 +113,7 @@ class ImportReader : public TraceReader {
   std::vector<std::string> assumed() const override { return notes_.phrases(options_); }
 
  protected:
+  // Parses a row. The base class applies ZeroOutput, Arrivals and torn rows.
   virtual Result<ImportedRow> read_row(std::string_view line) = 0;
 
   LineReader lines_;
@@ -109,10 +123,10 @@ class ImportReader : public TraceReader {
   std::uint64_t ordinal_ = 0;  // of the row
 };
 
-// A benchmark file: a workload whose totals an engine has measured. First line: configuration,
-// groups, pool and totals; then the requests, all added before the first step in this order. Every
-// sampled token is `sampled_token` and only lengths end a request. docs/formats.md, "Benchmark
-// file".
+// Totals that an engine measured on the workload of a benchmark file. In such a file the first line
+// has configuration, groups, pool and totals; the requests follow, and all are added before the
+// first step in this order. Every sampled token is `sampled_token`, and only lengths end a request.
+// docs/formats.md, "Benchmark file".
 struct BenchmarkTotals {
   std::int64_t steps = 0;
   std::int64_t scheduled_tokens = 0;
@@ -120,6 +134,7 @@ struct BenchmarkTotals {
   bool operator==(const BenchmarkTotals&) const = default;
 };
 
+// A whole benchmark file.
 struct BenchmarkFile {
   std::string name;
   RecordedEngine engine;
@@ -132,7 +147,7 @@ struct BenchmarkFile {
 };
 
 Result<BenchmarkFile> read_benchmark_file(const std::string& path);
-// Of the file at `path`.
+// Returns the requests as a trace with the file's options as hints; `path` names the source.
 std::unique_ptr<TraceReader> requests_of(BenchmarkFile file, std::string_view path);
 
 }  // namespace lockstep

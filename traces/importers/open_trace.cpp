@@ -1,3 +1,4 @@
+// The table of formats with their tests and readers, and the option --import.
 #include "traces/importers/open_trace.h"
 
 #include <fmt/format.h>
@@ -17,13 +18,16 @@
 namespace lockstep {
 namespace {
 
-// The first line of a file, or all of a document over many lines.
+// What the tests of the table see: the first line of a file, or the whole of a document over many
+// lines.
 struct Beginning {
   std::string_view line;
-  const JsonObject* object = nullptr;  // null: it is none
+  // null: the line is not a JSON object.
+  const JsonObject* object = nullptr;
   bool has(std::string_view key) const { return object != nullptr && object->has(key); }
 };
 
+// Opens the requests of a format.
 using Open = Result<std::unique_ptr<TraceReader>> (*)(const std::string& path,
                                                       const ImportOptions& options);
 
@@ -32,19 +36,24 @@ Result<std::unique_ptr<TraceReader>> open_benchmark(const std::string& path, con
   return requests_of(std::move(file), path);
 }
 
+// Import options do not apply to Lockstep's own formats, which state everything.
 Result<std::unique_ptr<TraceReader>> open_own(const std::string& path, const ImportOptions&) {
   return open_request_trace(path);
 }
 
+// One row of the table.
 struct KnownFormat {
   FileFormat format;
   std::string_view name;
-  std::string_view sign;  // what its first line shows
+  // What the first line shows, for the message about unknown files.
+  std::string_view sign;
   bool (*is)(const Beginning& file);
-  Open open = nullptr;  // null: no requests that arrive
+  // null: the format has no requests with arrivals.
+  Open open = nullptr;
 };
 
-// The first that fits.
+// The first row whose test succeeds wins. Own formats precede those of other tools, whose tests are
+// looser; Mooncake is last, because other formats have its keys too.
 constexpr std::array kFormats = std::to_array<KnownFormat>({
     {FileFormat::request_trace, "request trace", "{\"lockstep_trace\":1,...}",
      [](const Beginning& file) { return file.has("lockstep_trace"); }, open_own},
@@ -81,10 +90,13 @@ constexpr std::array kFormats = std::to_array<KnownFormat>({
      open_mooncake},
 });
 
+// REQUIRES: every FileFormat has a row.
 const KnownFormat& known(FileFormat format) {
   return *std::ranges::find(kFormats, format, &KnownFormat::format);
 }
 
+// Lists what the first line of each format shows. Step hashes have no requests but are easily
+// passed by mistake, so they get their own message.
 tl::unexpected<Error> unknown_format(const std::string& path, std::string_view line) {
   if (StepHashesReader::is_header(line))
     return fail("{}: step hashes of a run; `lockstep same` compares two of them", path);
@@ -102,7 +114,8 @@ const KnownFormat* format_of(const Beginning& file) {
   return found == kFormats.end() ? nullptr : found;
 }
 
-// A document over many lines begins with a brace and no more.
+// Tests a document over many lines, which starts with a brace on its own line; nullptr: another
+// file. The whole text of at most 16 MiB is parsed.
 Result<const KnownFormat*> format_of_document(const std::string& path, std::string_view line) {
   if (line != "{") return nullptr;
   LS_ASSIGN_OR_RETURN(const std::string text, read_text_file(path, kJsonTextBytesMax));
@@ -112,12 +125,14 @@ Result<const KnownFormat*> format_of_document(const std::string& path, std::stri
   return format_of({.line = line, .object = &object});
 }
 
+// Parses the value of an option as a positive number.
 Result<std::int64_t> number_of(std::string_view name, std::string_view text) {
   const auto number = digits_of(text, 1, std::numeric_limits<std::int32_t>::max());
   if (!number) return fail("{}: found \"{}\"; expected a number of tokens", name, text);
   return *number;
 }
 
+// Parses the value of an option as one of `words`; the error lists them.
 template <class T>
 Result<T> word_of(std::string_view name, std::string_view text,
                   std::initializer_list<std::pair<std::string_view, T>> words) {
@@ -129,6 +144,8 @@ Result<T> word_of(std::string_view name, std::string_view text,
   return fail("{}: found \"{}\"; expected one of {}", name, text, known_words);
 }
 
+// Sets the option `name`. One branch per option: the table in docs/formats.md lists them in the
+// same order.
 Result<void> set_option(std::string_view name, std::string_view value, ImportOptions& options) {
   if (name == "block") {
     LS_ASSIGN_OR_RETURN(const std::int64_t tokens, number_of(name, value));
@@ -177,6 +194,8 @@ Result<ImportOptions> import_options_from_text(std::string_view text) {
   return options;
 }
 
+// Reads the first line only, unless it is "{". A cut-off line is reported as such rather than as an
+// unknown format.
 Result<FileFormat> detect_format(const std::string& path) {
   LS_ASSIGN_OR_RETURN(auto lines, LineReader::open(path));
   std::string_view line;
@@ -205,6 +224,7 @@ Result<std::unique_ptr<TraceReader>> open_trace(const std::string& path,
 
 Result<std::unique_ptr<TraceReader>> open_trace(const std::string& path, FileFormat format,
                                                 const ImportOptions& options) {
+  // Own formats are complete in one file; a manifest names its rows itself.
   for (const std::string& shard : options.shards) {
     LS_ASSIGN_OR_RETURN(const FileFormat other, detect_format(shard));
     if (format < FileFormat::mooncake || format == FileFormat::aiperf_manifest || other != format)

@@ -1,5 +1,8 @@
-// Any file that says when requests arrive, as a stream of trace records; and the test, by content,
-// which format a file has.
+// Any file that states when requests arrive, as a stream of trace records; and the detection, by
+// content, of a file's format.
+//
+// Not checked here: whether the requests fit an engine; recordings and saved cases have their own
+// readers (traces/formats).
 #pragma once
 
 #include <cstdint>
@@ -13,6 +16,8 @@
 
 namespace lockstep {
 
+// Formats that `lockstep` detects. Those from `mooncake` to `dynamo` belong to other tools and may
+// consist of several files.
 enum class FileFormat : std::uint8_t {
   request_trace,
   recording,
@@ -30,45 +35,54 @@ enum class FileFormat : std::uint8_t {
 };
 std::string_view name_of(FileFormat format);
 
-// By its content, never by its name: a table of what the first line of each format shows. An
-// unknown file is refused with that table.
+// Detects the format by the file's first line, never by its name: the first entry of a table whose
+// test succeeds. An unknown file is refused with that table. Documents over many lines are parsed
+// whole.
 Result<FileFormat> detect_format(const std::string& path);
 
-// A request with an output of no tokens: real traces hold some (a failed or cancelled request), an
-// engine takes none (max_tokens is at least 1).
+// Treatment of a request without output tokens. Public traces have some (failed or cancelled
+// requests), but an engine requires max_tokens of at least 1.
 enum class ZeroOutput : std::uint8_t {
-  one_token,  // keep it: its prefill counts, and it leaves with its first token
-  skip,       // leave it out
-  refuse,     // an error that names the line
+  // Keep it with one token: its prefill counts, and it ends with its first token.
+  one_token,
+  // Omit it; requests that wait for it wait for its predecessors instead.
+  skip,
+  // An error that names the line.
+  refuse,
 };
 
 enum class TimeUnit : std::uint8_t { ms, s };
 enum class Arrivals : std::uint8_t {
   recorded,
-  closed,  // all at once; turns still follow each other
+  // All requests arrive at once, except for turns, which still wait for each other.
+  closed,
 };
-// What the prompt of a later turn in a session is: all of it, or what comes behind the turns and
-// answers before.
+// The prompt of a later turn in a session: the whole conversation (`whole`), or only what follows
+// the previous turns and answers (`added`).
 enum class Turns : std::uint8_t { whole, added };
 
-// What a file of another tool does not say itself; left out: what docs/formats.md says of its
-// format.
+// Facts that a file of another tool does not state. An absent option takes the default of
+// docs/formats.md for the file's format, which the reader reports in assumed().
 struct ImportOptions {
   ZeroOutput zero_output = ZeroOutput::one_token;
-  std::optional<std::int32_t> block_tokens = {};  // of a hash id
+  // Tokens per hash id.
+  std::optional<std::int32_t> block_tokens = {};
   std::optional<TimeUnit> time_unit = {};
   std::optional<Turns> turns = {};
   Arrivals arrivals = Arrivals::recorded;
-  bool skips_torn = false;               // a last row that breaks off is left out
-  std::vector<std::string> shards = {};  // files that follow the first
+  // True if a last row that breaks off is omitted instead of refused.
+  bool skips_torn = false;
+  // Further files of the same trace, read after the first.
+  std::vector<std::string> shards = {};
 };
 
-// "block=16,time=s,turns=added,zero=skip,arrival=closed,torn=skip", each at most once.
+// Parses "block=16,time=s,turns=added,zero=skip,arrival=closed,torn=skip", each option at most
+// once. Errors name the option and its values.
 Result<ImportOptions> import_options_from_text(std::string_view text);
 
-// A request trace, a benchmark file (everything arrives at 0), or a trace of another tool. A
-// recording or a saved case is refused with the command that takes it. `format`: the result of
-// detect_format().
+// Opens a request trace, a benchmark file (all requests arrive at 0), or a trace of another tool.
+// Recordings and saved cases are refused. `format` is the result of detect_format(); shards must
+// have the same format.
 Result<std::unique_ptr<TraceReader>> open_trace(const std::string& path, FileFormat format,
                                                 const ImportOptions& options = {});
 Result<std::unique_ptr<TraceReader>> open_trace(const std::string& path,
