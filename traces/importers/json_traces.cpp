@@ -1,3 +1,6 @@
+// Traces in JSON whose requests may wait for each other: Bailian's chats, Dynamo's sessions,
+// LLMServingSim's sessions and Weka's conversations. Each reader collects the whole file into a
+// list of linked requests; request_graph.h orders it.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -15,10 +18,18 @@
 namespace lockstep {
 namespace {
 
+// The chats of a Bailian trace.
+//
+// Invariants
+// (1) requests, parents and turns have one entry per row, in file order.
+// (2) place_of maps each chat_id to its row.
 struct BailianChats {
-  HashIdConvention read_as;  // ids as in the file: the last one covers the rest
+  // The file's convention: its last id covers the remainder. in_order() gets `floor`, since the ids
+  // of partial blocks are dropped.
+  HashIdConvention read_as;
   std::vector<LinkedRequest> requests;
-  std::vector<std::int64_t> parents;  // chat ids; -1: none
+  // chat_id of each chat's parent; -1: none.
+  std::vector<std::int64_t> parents;
   std::vector<std::int64_t> turns;
   std::unordered_map<std::int64_t, std::size_t> place_of;
   WideIds wide;
@@ -40,14 +51,16 @@ struct BailianChats {
     linked.set_output(object.required("output_length").integer<std::int32_t>(0));
     linked.hash_ids =
         read_hash_ids(object.required("hash_ids"), linked.prompt_tokens, read_as, wide);
-    // The id of a block that is not full may stand for padding as well: the next turn has another.
+    // The id of a block that is not full may stand for padding: the next turn, whose prompt starts
+    // with the same tokens, has another id there.
     if (linked.prompt_tokens % read_as.block_tokens != 0 && !linked.hash_ids.empty())
       linked.hash_ids.pop_back();
     object.finish();
     requests.push_back(std::move(linked));
   }
 
-  // A part of the trace begins inside conversations: a parent that is not there is none.
+  // Links chats to their parents. A part of a trace starts in the middle of conversations, so a
+  // parent that is not in the file counts as none.
   Result<void> link(const std::string& path) {
     for (std::size_t i = 0; i < requests.size(); ++i) {
       const auto parent = place_of.find(parents[i]);
@@ -57,6 +70,8 @@ struct BailianChats {
     return check_turns(path);
   }
 
+  // Refuses a chat whose turn is not above its parent's. Chats that precede their parent in time
+  // are left to in_order(), which names both.
   Result<void> check_turns(const std::string& path) const {
     for (std::size_t i = 0; i < requests.size(); ++i) {
       for (const std::size_t parent : requests[i].waits_for) {
@@ -91,10 +106,16 @@ Result<std::unique_ptr<TraceReader>> open_bailian(const std::string& path,
 
 namespace {
 
+// Reads Dynamo's request trace.
+//
+// Invariants
+// (1) All rows have the first row's block size.
+// (2) All rows have an agent_context, or none does: sessions are linked only in the first case.
 class DynamoReader {
  public:
   explicit DynamoReader(const ImportOptions& options) : options_(options) {}
 
+  // Reads an event; only the end of a request is used, as it has both times.
   void read_record(JsonValue value, std::int64_t line) {
     JsonObject object = value.object();
     JsonValue schema = object.required("schema");
@@ -102,7 +123,7 @@ class DynamoReader {
     JsonValue type = object.required("event_type");
     object.optional("event_source");
     JsonValue event_time = object.required("event_time_unix_ms");
-    // What tools took is in the time between two requests.
+    // Time that tools took is part of the time between two requests.
     if (type.string() != "request_end") return;
     AgentRequest request;
     request.linked.line = line;
@@ -119,10 +140,13 @@ class DynamoReader {
     requests_.push_back(std::move(request));
   }
 
+  // 16 for a file without requests, whose convention has no effect.
   HashIdConvention convention() const {
     return {.block_tokens = block_tokens_.value_or(16), .tail = IdTail::ceil};
   }
 
+  // Returns the requests with times since the first arrival. An end before its start, as clocks of
+  // two machines may state, counts as its start.
   std::vector<LinkedRequest> take() {
     std::int64_t first_ns = kSpanMaxNs;
     for (const AgentRequest& request : requests_)
@@ -138,6 +162,7 @@ class DynamoReader {
   }
 
  private:
+  // entries() marks all keys as known: harnesses add their own.
   static void read_context(JsonValue value, AgentRequest& request) {
     JsonObject context = value.object();
     request.session = context.required("session_id").nonempty_string();
@@ -146,6 +171,7 @@ class DynamoReader {
     context.entries();  // what else a harness says about itself
   }
 
+  // Measurements of the recorded server are known keys that a replay does not use.
   void read_request(JsonValue value, AgentRequest& request) {
     JsonObject object = value.object();
     LinkedRequest& linked = request.linked;
@@ -161,6 +187,8 @@ class DynamoReader {
     object.finish();
   }
 
+  // The part that makes a request replayable. Hashes have any 64 bits, so they are numbered by an
+  // IdTable.
   void read_replay(JsonValue value, LinkedRequest& linked) {
     JsonObject object = value.object();
     JsonValue block = object.required("trace_block_size");
@@ -200,7 +228,8 @@ Result<std::unique_ptr<TraceReader>> open_dynamo(const std::string& path,
 
 namespace {
 
-// Workloads with all tokens, agentic ones in sessions, and the requests of a recorded run.
+// Reads LLMServingSim's files: workloads with all tokens, agentic ones in sessions, and the
+// requests of a recorded run, which a row's keys tell apart.
 class ServingSimReader {
  public:
   explicit ServingSimReader(const ImportOptions& options) : options_(options) {}
@@ -223,7 +252,7 @@ class ServingSimReader {
     requests_.push_back(std::move(linked));
   }
 
-  // Since the first arrival: a recording has the time of the day.
+  // Returns the requests with times since the first arrival: a recording has absolute times.
   std::vector<LinkedRequest> take() {
     std::int64_t first_ns = kSpanMaxNs;
     for (const LinkedRequest& linked : requests_) first_ns = std::min(first_ns, linked.t_ns);
@@ -232,6 +261,8 @@ class ServingSimReader {
   }
 
  private:
+  // Reads one call of the model. With token ids the prompt is literal and prompt_tokens is 0, which
+  // marks it as complete.
   LinkedRequest read_call(JsonObject& object) {
     LinkedRequest linked;
     linked.line = line_;
@@ -257,13 +288,15 @@ class ServingSimReader {
     return linked;
   }
 
+  // The lengths are stated twice: a difference means that the row is damaged.
   static void check_count(JsonValue value, std::size_t found, std::int64_t expected) {
     if (static_cast<std::int64_t>(found) != expected)
       value.refuse_because(
           fmt::format("found {} tokens; expected {}, as the row says", found, expected));
   }
 
-  // One call after the other; a tool runs between two of them.
+  // Reads a session: calls in sequence, with the duration of a tool between two of them. Only the
+  // session has an arrival; a call waits for the previous one.
   void read_session(JsonObject& object) {
     const std::string session(object.required("session_id").nonempty_string());
     const std::int64_t start_ns = object.required("arrival_time_ns").integer(0, kSpanMaxNs);
@@ -305,7 +338,11 @@ Result<std::unique_ptr<TraceReader>> open_llmservingsim(const std::string& path,
 
 namespace {
 
-// One conversation; a file holds one or many.
+// Reads conversations of coding agents; a file has one or many.
+//
+// Invariants
+// (1) All conversations have the same block size and scope of ids.
+// (2) Times of all sub-agents count from the same start.
 class WekaReader {
  public:
   void read_conversation(JsonValue value, std::int64_t line) {
@@ -327,7 +364,7 @@ class WekaReader {
     object.finish();
   }
 
-  // Guesses about keys that the file need not have.
+  // Returns the assumptions about keys that the file does not have.
   std::vector<std::string> assumed() const {
     std::vector<std::string> all;
     if (!says_scope_)
@@ -340,10 +377,12 @@ class WekaReader {
     return all;
   }
 
+  // REQUIRES: a conversation has been read without an error.
   HashIdConvention convention() const { return *ids_; }
   std::vector<LinkedRequest> take() { return link_sessions(std::move(requests_)); }
 
  private:
+  // Tail `floor`: tokens after the last whole block have no id.
   void read_block_size(JsonObject& object) {
     JsonValue value = object.required("block_size");
     const auto tokens = value.integer<std::int32_t>(1);
@@ -352,7 +391,8 @@ class WekaReader {
       value.refuse(fmt::format("{}, as in the first conversation", ids_->block_tokens));
   }
 
-  // Ids of two conversations are the same only where the file declares it.
+  // Ids of two conversations are equal only where the file declares a global scope. scope_ 0 is the
+  // global one; local scopes count from 1.
   void read_scope(JsonObject& object) {
     bool is_global = false;
     JsonValue scope = object.optional("hash_id_scope");
@@ -364,6 +404,7 @@ class WekaReader {
     scope_ = is_global ? 0 : conversations_.size();
   }
 
+  // Reads a request of the conversation, or a sub-agent with its own requests.
   void read_entry(JsonValue value, std::int64_t place) {
     JsonObject object = value.object();
     JsonValue type = object.required("type");
@@ -371,6 +412,7 @@ class WekaReader {
     read_request(value, id_, {}, fmt::format("{}/{}", id_, place));
   }
 
+  // A sub-agent is a session of its own, started by the conversation.
   void read_sub_agent(JsonObject& object) {
     const std::int64_t start_ns = read_span_ns(object.required("t"), kDigitsOfSeconds);
     const std::string session =
@@ -387,8 +429,10 @@ class WekaReader {
     place_in_time(inner, first, start_ns);
   }
 
-  // Times inside a sub-agent count from its start, or from that of the conversation: one of the two
-  // in a whole file.
+  // Converts the times of a sub-agent's requests, those from index `first` on, to the
+  // conversation's clock. Editions of the data differ in the start from which they count: a time
+  // before the sub-agent's own start shows that it counts from there. A file has one kind only; a
+  // sub-agent that starts at 0 fits both.
   void place_in_time(JsonValue inner, std::size_t first, std::int64_t start_ns) {
     if (first == requests_.size()) return;
     std::int64_t earliest = requests_[first].linked.t_ns;
@@ -409,6 +453,7 @@ class WekaReader {
     }
   }
 
+  // Reads a request of `session`. Its end is the start plus api_time; without one, the start.
   void read_request(JsonValue value, const std::string& session, const std::string& parent,
                     std::string name) {
     JsonObject object = value.object();
@@ -448,6 +493,7 @@ class WekaReader {
 
 }  // namespace
 
+// Shards are read one by one, since each may be a document over many lines.
 Result<std::unique_ptr<TraceReader>> open_weka(const std::string& path,
                                                const ImportOptions& options) {
   WekaReader reader;

@@ -1,3 +1,6 @@
+// Traces of Mooncake's kind and their dialects. Rows without links are streamed (MooncakeReader);
+// files with sessions or waits are collected and ordered (LinkedRows). dialect_of() decides between
+// them by the first rows.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -17,23 +20,30 @@ namespace {
 
 constexpr std::int32_t kMooncakeBlock = 512;
 constexpr std::int32_t kTimedTraceBlock = 16;
-// An answer that comes back in the next prompt is written out token by token.
+// An answer that the next prompt contains is written token by token into the trace, hence the
+// limit.
 constexpr std::int32_t kAnswerTokensMax = 1 << 20;
 
-// Keys of a first row whose file has links.
+// Keys of the first row that announce links between rows.
 constexpr const char* kLinkKeys[] = {"session_id", "request_id", "wait_for", "extra"};
 
-// How the rows of one file are meant.
+// Interpretation of a file's rows.
 struct Dialect {
   HashIdConvention ids{.block_tokens = kMooncakeBlock, .tail = IdTail::ceil};
-  int digits = kDigitsOfMs;  // of a timestamp
+  // Decimal digits from a timestamp's unit to nanoseconds.
+  int digits = kDigitsOfMs;
   std::string kind = "mooncake";
-  bool is_linked = false;        // rows have names, sessions, and others that they wait for
-  bool turns_are_added = false;  // a later turn has only what is new in its prompt
-  bool has_times = true;         // false: Arrivals::closed
-  ReadNotes notes = {};          // guesses of dialect_of()
+  // True if rows have names, sessions, and names of rows that they wait for.
+  bool is_linked = false;
+  // True if the prompt of a later turn has only the new tokens.
+  bool turns_are_added = false;
+  // False with Arrivals::closed, for which rows need no times.
+  bool has_times = true;
+  ReadNotes notes = {};  // assumptions of dialect_of()
 };
 
+// A row as read; absent times and delays are distinguished from 0, since sessions treat them
+// differently.
 struct MooncakeRow {
   LinkedRequest linked;
   std::optional<std::int64_t> t_ns;
@@ -43,6 +53,7 @@ struct MooncakeRow {
   std::vector<std::string> wait_for;
 };
 
+// Refuses rows with texts instead of lengths and ids.
 void refuse_text(JsonObject& object) {
   for (const char* key : {"text_input", "messages", "payload"})
     if (JsonValue text = object.optional(key))
@@ -51,7 +62,8 @@ void refuse_text(JsonObject& object) {
           "model's tokenizer knows");
 }
 
-// What AIPerf adds to the body of a request, as far as an engine's scheduler sees it.
+// Reads parameters that AIPerf adds to a request's body, as far as a scheduler depends on them.
+// ignore_eos is implied: a request ends by its length.
 void read_extra(JsonValue value, RequestSpec& spec) {
   JsonObject extra = value.object();
   if (auto ignores = extra.optional("ignore_eos")) ignores.boolean();
@@ -62,6 +74,7 @@ void read_extra(JsonValue value, RequestSpec& spec) {
   extra.finish();
 }
 
+// `delay` and `tool_wait_ms` are added: both pass between the previous answer and this request.
 void read_links(JsonObject& object, MooncakeRow& row) {
   if (auto id = object.optional("request_id")) row.request_id = id.nonempty_string();
   if (auto session = object.optional("session_id")) row.session = session.nonempty_string();
@@ -74,13 +87,14 @@ void read_links(JsonObject& object, MooncakeRow& row) {
   if (auto type = object.optional("type"); type && type.string() != "mooncake_trace")
     type.refuse("\"mooncake_trace\"");
   if (auto extra = object.optional("extra")) read_extra(extra, row.linked.request.spec);
-  // Of routers and of harnesses; the engine receives none of it.
+  // Keys of routers and harnesses, which engines do not receive. A server's priority is in `extra`.
   for (const char* told :
        {"group_id", "is_restart", "parent_session_id", "request_kind", "branches", "prefix_reset",
         "tool_events", "priority", "strict_priority", "policy_class", "routing_constraints"})
     object.optional(told);
 }
 
+// Reads the recorded answer; its length must be the row's output_length.
 void read_answer(JsonValue tokens, OutputPlan& output) {
   output.tokens = read_token_ids(tokens);
   if (std::ssize(output.tokens) != output.length)
@@ -88,6 +102,8 @@ void read_answer(JsonValue tokens, OutputPlan& output) {
                                       output.tokens.size(), output.length));
 }
 
+// Reads a row by the dialect. A link in a file whose first row has none is refused: such rows would
+// otherwise arrive without waiting.
 MooncakeRow read_mooncake_row(JsonValue value, std::int64_t line, const Dialect& dialect,
                               WideIds& wide) {
   JsonObject object = value.object();
@@ -118,7 +134,11 @@ MooncakeRow read_mooncake_row(JsonValue value, std::int64_t line, const Dialect&
   return row;
 }
 
-// Rows that nothing links, one after the other.
+// Streams rows without links.
+//
+// Invariants
+// (1) last_t_ns_ is the previous row's time; times never decrease.
+// (2) Equal ids of different rows have equal seeds: all rows share one WideIds.
 class MooncakeReader final : public ImportReader {
  public:
   MooncakeReader(LineReader&& lines, const ImportOptions& options, Dialect dialect)
@@ -140,6 +160,8 @@ class MooncakeReader final : public ImportReader {
     return row;
   }
 
+  // Refusals that need a key's position read the object again: required_alias() returns the same
+  // value.
   ImportedRow row_of(JsonValue value) {
     const MooncakeRow found = read_mooncake_row(value, lines_.number(), dialect_, wide_);
     ImportedRow row;
@@ -166,7 +188,11 @@ class MooncakeReader final : public ImportReader {
   std::int64_t last_t_ns_ = 0;
 };
 
-// Rows of sessions, and rows that name the requests they wait for.
+// Collects rows of sessions and rows that name the requests that they wait for.
+//
+// Invariants
+// (1) requests_ has one entry per row, in file order; place_of_ and waits_ refer to it by index.
+// (2) A turn waits for the previous turn of its session, unless it names other requests.
 class LinkedRows {
  public:
   explicit LinkedRows(const Dialect& dialect) : dialect_(dialect) {}
@@ -183,7 +209,8 @@ class LinkedRows {
         name = session.turns == 0 ? row.session : fmt::format("{}/{}", row.session, session.turns);
       if (session.turns > 0 && row.wait_for.empty()) {
         linked.waits_for = {session.last};
-        // Without a delay it is as long as there was between the two.
+        // Without a delay, the difference of both timestamps is the delay. It includes the previous
+        // answer's duration, so the request tends to be late; assumed() reports it.
         const std::int64_t before_ns = requests_[session.last].t_ns;
         has_guessed_delays_ |= !row.delay_ns && row.t_ns;
         if (!row.delay_ns && row.t_ns) linked.request.delay_ns = *row.t_ns - before_ns;
@@ -191,6 +218,7 @@ class LinkedRows {
           value.refuse_because(
               "found a turn before that of its session above; expected a later timestamp, or a "
               "delay");
+        // The order of requests must not put a turn before its predecessor.
         linked.t_ns = std::max(linked.t_ns, before_ns);
       }
       if (dialect_.turns_are_added) add_to(session, linked, value);
@@ -198,6 +226,7 @@ class LinkedRows {
       session.last = requests_.size();
     }
     if (name.empty()) name = fmt::format("r{}", requests_.size());
+    // The first of two equal names; in_order() refuses the second.
     place_of_.try_emplace(name, requests_.size());
     for (std::string& other : row.wait_for)
       waits_.push_back({.who = requests_.size(), .for_whom = std::move(other)});
@@ -208,6 +237,8 @@ class LinkedRows {
   std::size_t num_sessions() const { return sessions_.size(); }
   bool has_guessed_delays() const { return has_guessed_delays_; }
 
+  // Resolves the names in wait_for and returns the requests. A name may refer to a later row;
+  // in_order() detects cycles.
   Result<std::vector<LinkedRequest>> take(const std::string& path) {
     for (const Wait& wait : waits_) {
       const auto found = place_of_.find(wait.for_whom);
@@ -222,17 +253,21 @@ class LinkedRows {
   }
 
  private:
+  // The turns of a session so far.
   struct Session {
     std::int64_t turns = 0;
     std::size_t last = 0;
-    Prompt prompt;  // where turns are added: all so far
+    // With added turns: the conversation so far.
+    Prompt prompt;
   };
   struct Wait {
     std::size_t who;
     std::string for_whom;
   };
 
-  // The prompt so far, the answer to it, and what is new.
+  // Appends to the session's prompt the previous answer and the new tokens of this turn, and makes
+  // the result the request's prompt. The answer's tokens are generated here and planned as the
+  // previous request's output, so that the next prompt hits its blocks.
   void add_to(Session& session, LinkedRequest& linked, JsonValue value) {
     if (session.turns > 0) {
       LinkedRequest& before = requests_[session.last];
@@ -261,7 +296,8 @@ class LinkedRows {
     linked.prompt_tokens = 0;
   }
 
-  // Tokens that are nowhere else.
+  // Returns tokens that occur nowhere else. Seeds from 2^31 on keep them apart from seeded segments
+  // of small seeds; a conversation cannot use private_seed(), which counts requests.
   TokenRun own_run(std::int64_t count) {
     return {.kind = TokenRun::Kind::seeded,
             .seed = (std::uint64_t{1} << 31) + own_runs_++,
@@ -279,6 +315,8 @@ class LinkedRows {
   std::uint64_t own_runs_ = 0;
 };
 
+// True if the row's ids could be of `block_tokens` tokens. Rows without length or ids exclude
+// nothing.
 bool covers(JsonObject& row, std::int32_t block_tokens) {
   JsonValue length = optional_alias(row, "input_length", "input_tokens");
   JsonValue ids = row.optional("hash_ids");
@@ -288,7 +326,8 @@ bool covers(JsonObject& row, std::int32_t block_tokens) {
                       {.block_tokens = block_tokens, .tail = IdTail::ceil});
 }
 
-// What the file does not say and the command line does not give.
+// Adds a note about each fact that neither the file nor the command line states; `why` is the row
+// that decided it.
 void note_guesses(const ImportOptions& options, const std::string& why, Dialect& dialect) {
   std::string guess;
   if (!options.block_tokens) guess = fmt::format("ids of {} tokens", dialect.ids.block_tokens);
@@ -301,13 +340,15 @@ void note_guesses(const ImportOptions& options, const std::string& why, Dialect&
                                               as, why.empty() ? "no row says otherwise" : why));
 }
 
-// A row with more than 16 tokens says whether its ids are of 512 tokens, as Mooncake's, or of 16,
-// as those of vLLM's timed traces, which count seconds. No row fits both.
+// Determines the dialect. The first row decides about links. A row of more than 16 tokens shows
+// whether ids are of 512 tokens, as Mooncake's, or of 16, as those of vLLM's timed traces, which
+// count seconds: no row fits both. 1,000 tokens: 2 ids or 63.
 Result<Dialect> dialect_of(const std::string& path, const ImportOptions& options) {
   LS_ASSIGN_OR_RETURN(auto lines, LineReader::open(path));
   Dialect dialect{.has_times = options.arrivals == Arrivals::recorded};
   std::string_view line;
   std::string why;  // of the guess
+  // Rows of up to 16 tokens have one id in either dialect, so the search continues.
   for (bool is_first = true;; is_first = false) {
     const auto more = lines.next(line);
     JsonReader json(path);
@@ -341,6 +382,7 @@ Result<Dialect> dialect_of(const std::string& path, const ImportOptions& options
   return dialect;
 }
 
+// Reads a whole file with links. num_sessions: the manifest's number; absent: not stated.
 Result<std::unique_ptr<TraceReader>> open_linked(const std::string& path, const Dialect& dialect,
                                                  const ImportOptions& options,
                                                  std::optional<std::size_t> num_sessions) {
@@ -369,6 +411,8 @@ Result<std::unique_ptr<TraceReader>> open_mooncake(const std::string& path,
   return std::make_unique<MooncakeReader>(std::move(lines), options, std::move(dialect));
 }
 
+// Reads the block size and the number of sessions; the latter detects a truncated dataset, since
+// its lines have no count.
 Result<std::unique_ptr<TraceReader>> open_aiperf_manifest(const std::string& path,
                                                           const ImportOptions& options) {
   LS_ASSIGN_OR_RETURN(const std::string text, read_text_file(path, kJsonTextBytesMax));
@@ -386,6 +430,7 @@ Result<std::unique_ptr<TraceReader>> open_aiperf_manifest(const std::string& pat
     manifest.finish();
   }
   if (!json.ok()) return json.failure();
+  // The rows are in the manifest's folder.
   const std::string rows =
       path.substr(0, path.size() - file_name_of(path).size()) + std::string(kAiperfRows);
   if (const auto there = LineReader::open(rows); !there)

@@ -1,3 +1,4 @@
+// Checks and orders linked requests, and infers links from recorded times.
 #include "traces/importers/request_graph.h"
 
 #include <fmt/format.h>
@@ -21,6 +22,7 @@ namespace {
 
 using WaitsFor = boost::adjacency_list<boost::vecS, boost::vecS, boost::directedS>;
 
+// An edge leads from a request to each one that it waits for.
 WaitsFor graph_of(const std::vector<LinkedRequest>& requests) {
   WaitsFor graph(requests.size());
   for (std::size_t i = 0; i < requests.size(); ++i)
@@ -30,7 +32,9 @@ WaitsFor graph_of(const std::vector<LinkedRequest>& requests) {
 
 const std::string& name_of(const LinkedRequest& request) { return request.request.spec.name; }
 
-// A way round through one strong component, from its first request.
+// Describes one cycle within a strong component, starting at its request `first`: "request b waits
+// for c, which waits for b: none of them can start". Every member of a component has a successor in
+// it, so the walk ends at a member that it has seen.
 std::string circle_text(const std::vector<LinkedRequest>& requests,
                         const std::vector<int>& component, std::size_t first) {
   std::vector<std::size_t> way;
@@ -49,6 +53,8 @@ std::string circle_text(const std::vector<LinkedRequest>& requests,
                             way.size() == 1 ? "itself" : name_of(requests[way.front()]));
 }
 
+// A cycle exists exactly where a strong component has several members, or a request waits for
+// itself. Tarjan's algorithm is linear, which a search per request would not be.
 Result<void> check_no_circle(const std::string& path, const std::vector<LinkedRequest>& requests) {
   const WaitsFor graph = graph_of(requests);
   std::vector<int> component(requests.size());
@@ -65,6 +71,7 @@ Result<void> check_no_circle(const std::string& path, const std::vector<LinkedRe
   return {};
 }
 
+// Checks conditions on single requests, and times of those that keep them.
 Result<void> check_each(const std::string& path, const std::vector<LinkedRequest>& requests,
                         const ImportOptions& options) {
   std::unordered_set<std::string_view> names;
@@ -83,12 +90,15 @@ Result<void> check_each(const std::string& path, const std::vector<LinkedRequest
   return {};
 }
 
-// Places in the order of time, where a request follows those it waits for.
+// Indices in order of arrival, and for each request, by its index, the time before which it cannot
+// arrive.
 struct Ordered {
   std::vector<std::size_t> places;
   std::vector<std::int64_t> time_ns;  // by place: not before which it arrives
 };
 
+// Topological order with the smallest (time, index) first. A follower's time is at least that of
+// the requests that it waits for, so that times never decrease. REQUIRES: no cycles.
 Ordered order_of(const std::vector<LinkedRequest>& requests) {
   std::vector<std::vector<std::size_t>> followers(requests.size());
   std::vector<std::size_t> open(requests.size());
@@ -115,6 +125,7 @@ Ordered order_of(const std::vector<LinkedRequest>& requests) {
   return ordered;
 }
 
+// A trace in memory, read record by record.
 class OrderedRequests final : public TraceReader {
  public:
   OrderedRequests(TraceHeader header, std::vector<TraceRequest> requests,
@@ -135,6 +146,9 @@ class OrderedRequests final : public TraceReader {
   std::size_t next_ = 0;
 };
 
+// Makes the prompt of a request at position `ordinal` of the trace, which private tokens depend on.
+// Without ids, tail `ceil` means a private prompt; with `floor` it may also be shorter than a
+// block, which prompt_of_hash_ids() handles. REQUIRES: the number of ids has been checked.
 Prompt prompt_of(const LinkedRequest& linked, const TraceHeader& header, std::uint64_t ordinal) {
   if (linked.prompt_tokens == 0) return linked.request.spec.prompt;
   if (linked.hash_ids.empty() && (!header.ids || header.ids->tail == IdTail::ceil))
@@ -145,7 +159,8 @@ Prompt prompt_of(const LinkedRequest& linked, const TraceHeader& header, std::ui
   return *std::move(prompt);
 }
 
-// The requests that a request waits for when left-out ones are skipped: those that they waited for.
+// Returns the requests that a request waits for when omitted ones are replaced by their own
+// predecessors, in ascending order without repetition. Delays of omitted requests are dropped.
 std::vector<std::size_t> kept_only(const std::vector<LinkedRequest>& requests,
                                    std::vector<std::size_t> waits_for,
                                    const std::vector<bool>& left_out) {
@@ -214,6 +229,7 @@ Result<std::unique_ptr<TraceReader>> in_order(const std::string& path, TraceHead
                                            notes.phrases(options));
 }
 
+// Sessions are grouped in order of start; a std::map keeps the result independent of hashing.
 std::vector<LinkedRequest> link_sessions(std::vector<AgentRequest> requests) {
   std::vector<std::size_t> by_start(requests.size());
   std::iota(by_start.begin(), by_start.end(), std::size_t{0});
@@ -221,6 +237,7 @@ std::vector<LinkedRequest> link_sessions(std::vector<AgentRequest> requests) {
   std::ranges::stable_sort(by_start, {}, start);
   std::map<std::string_view, std::vector<std::size_t>> sessions;
   for (const std::size_t i : by_start) sessions[requests[i].session].push_back(i);
+  // Adds a link once: a child of one request may both start from and join the same parent.
   const auto wait = [&](std::size_t who, std::size_t for_whom) {
     auto& waits_for = requests[who].linked.waits_for;
     if (std::ranges::find(waits_for, for_whom) == waits_for.end()) waits_for.push_back(for_whom);
@@ -233,7 +250,8 @@ std::vector<LinkedRequest> link_sessions(std::vector<AgentRequest> requests) {
     const auto behind = std::ranges::upper_bound(theirs, start(turns.front()), {}, start);
     if (behind != theirs.begin()) wait(turns.front(), *std::prev(behind));
     const auto joins = std::ranges::lower_bound(theirs, requests[turns.back()].end_ns, {}, start);
-    // A request that started after the child cannot be one that the child waits for.
+    // A request of the parent that started with the child may be the one that the child waits for:
+    // a child of no duration would close a cycle.
     if (joins != theirs.end() && joins >= behind) wait(*joins, turns.back());
   }
   std::vector<LinkedRequest> linked;

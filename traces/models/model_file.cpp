@@ -1,3 +1,4 @@
+// Model files as JSON, the catalogue, and the folders of samples and data.
 #include "traces/models/model_file.h"
 
 #include <fmt/format.h>
@@ -23,6 +24,7 @@ bool is_folder(const fs::path& path) {
   return fs::is_directory(path, error);
 }
 
+// The first candidate that is a folder; absent: none is.
 std::optional<fs::path> first_folder(std::initializer_list<fs::path> candidates) {
   for (const fs::path& candidate : candidates) {
     if (is_folder(candidate)) return candidate;
@@ -30,6 +32,7 @@ std::optional<fs::path> first_folder(std::initializer_list<fs::path> candidates)
   return std::nullopt;
 }
 
+// nullptr: not set, or empty.
 const char* data_variable() {
   const char* value = std::getenv("LOCKSTEP_DATA");
   return value == nullptr || *value == '\0' ? nullptr : value;
@@ -38,7 +41,7 @@ const char* data_variable() {
 }  // namespace
 
 std::optional<fs::path> find_data_dir() {
-  // Where it is named, it is there or nowhere: another folder's data must not replace it.
+  // A named folder is used or nothing is: data of another folder must not replace it unnoticed.
   if (const char* named = data_variable()) return first_folder({named});
   return first_folder({fs::path(LOCKSTEP_SOURCE_DIR).parent_path() / "shared", "../shared"});
 }
@@ -56,7 +59,8 @@ std::optional<fs::path> find_samples_dir() {
 
 namespace {
 
-// Far above any model; small enough that the bytes of all its layers together fit in 63 bits.
+// Bounds far above any model, and small enough that the bytes of all its layers together fit into
+// 63 bits. kTokensMax is that of model files; reference/plan/limits.h has a lower one for runs.
 constexpr std::int64_t kHeadsMax = 1 << 14;
 constexpr std::int64_t kStateDimMax = 1 << 14;
 constexpr std::int64_t kHeadSizeMax = 1 << 16;
@@ -69,6 +73,7 @@ constexpr std::size_t kModelBytesMax = std::size_t{4} << 20;
 constexpr form::Named<DType> kDType{dtype_from_name, "an element type (bf16, fp32, fp8, ...)"};
 constexpr form::Between kHeads{1, kHeadsMax}, kStateDim{1, kStateDimMax}, kTokens{1, kTokensMax};
 
+// `compress_ratio`: 4 (tokens per row) or "1/4" (rows per token).
 struct PerState {
   static void read(JsonValue value, TokensPerState& tokens) {
     const auto read = tokens_per_state_from_json(value.text());
@@ -78,7 +83,8 @@ struct PerState {
   static void write(JsonWriter& out, const TokensPerState& tokens) { out.raw(json_of(tokens)); }
 };
 
-// The figures that each family needs; a key of another family is refused as unknown.
+// The figures that each family of states needs, in the notation of reference/plan/model_spec.h. A
+// figure of another family is not read, and is therefore refused as unknown.
 template <class Io>
 void state_fields(Io& io, FieldsOf<Io, LayerKind>& kind) {
   auto& figures = kind.states;
@@ -90,6 +96,7 @@ void state_fields(Io& io, FieldsOf<Io, LayerKind>& kind) {
   const bool delta = family == StateFamily::gated_delta_net || family == StateFamily::kda;
   const bool mamba = family == StateFamily::mamba1 || family == StateFamily::mamba2;
   const bool convolves = family == StateFamily::short_conv;
+  // Every figure that a family has is required: a default would be a guess about the model.
   const auto figure = [&](bool has, std::string_view key, auto& member, const form::Between& in) {
     if (Io::kReads && !has) return;
     io.required_if(true, key, member, in);
@@ -109,6 +116,8 @@ void state_fields(Io& io, FieldsOf<Io, LayerKind>& kind) {
               form::Between{0, kBlockSizeMax});
 }
 
+// The keys of layers with rows per token. block_size 0 leaves the block to the planner; MLA has one
+// head unless the file states more.
 template <class Io>
 void row_fields(Io& io, FieldsOf<Io, LayerKind>& kind) {
   constexpr form::Between kBytes{1, kBlockSizeMax};
@@ -139,6 +148,8 @@ void row_fields(Io& io, FieldsOf<Io, LayerKind>& kind) {
   io.unless(true, "dcp_sharded", spec.dcp_sharded);
   io.optional("index_topk", kind.index_topk, kTokens);
   io.optional("backend", kind.backend);
+  // `mla_rows` turns a window into a window of MLA rows, and a ring into one of keys without
+  // values. It has no key of its own in the model, hence the local.
   bool has_mla_rows = spec.keys_alone || is_mla_window(spec.kind);
   io.optional("mla_rows", has_mla_rows);
   if constexpr (Io::kReads)
@@ -149,12 +160,14 @@ void row_fields(Io& io, FieldsOf<Io, LayerKind>& kind) {
   io.optional("bounded_replay", spec.bounded_replay);
   io.optional("cache_dtype_str", spec.cache_dtype_str, form::AnyText{});
   io.optional("model_version", spec.model_version, form::AnyText{});
+  // A layer's own dtype takes precedence over --dtype, as for indexers, whose rows are bytes.
   std::optional<DType> dtype;
   if (kind.has_own_dtype) dtype = spec.dtype;
   io.optional("dtype", dtype, kDType);
   if constexpr (Io::kReads) {
     kind.has_own_dtype = dtype.has_value();
     spec.dtype = dtype.value_or(DType::bf16);
+    // Example: rows of 128 tokens do not fill a block of 64 tokens.
     if (spec.block_size != 0 && !fills_rows(spec.tokens_per_state, spec.block_size))
       io.object.refuse_because(
           fmt::format("a block of {} tokens does not hold whole rows of {} tokens", spec.block_size,
@@ -177,6 +190,7 @@ void fields(Io& io, FieldsOf<Io, LayerKind>& kind) {
 
 namespace {
 
+// Appends a cache of layer `index`; `name` is one of layer_kinds.
 void add_layer(ModelSpec& model, std::int64_t index, JsonValue name) {
   const auto kind = std::ranges::find(model.kinds, name.string(), &LayerKind::name);
   if (kind == model.kinds.end())
@@ -185,7 +199,9 @@ void add_layer(ModelSpec& model, std::int64_t index, JsonValue name) {
     model.layers.push_back({index, static_cast<std::size_t>(kind - model.kinds.begin())});
 }
 
-// "attn": a layer; ["attn", "indexer"]: a layer with several caches; {"repeat": N, "of": [...]}.
+// Reads "attn": a layer; ["attn", "indexer"]: a layer with several caches; []: a layer without any;
+// {"repeat": N, "of": [...]}. `next` is the index of the next layer. Repetitions nest, so their
+// product is bounded by the number of layers read, not by N.
 void read_layers(JsonValue value, ModelSpec& model, std::int64_t& next) {
   for (JsonValue element : value.array()) {
     if (next > kLayersMax) return element.refuse(fmt::format("at most {} layers", kLayersMax));
@@ -205,6 +221,7 @@ void read_layers(JsonValue value, ModelSpec& model, std::int64_t& next) {
   }
 }
 
+// Figures of the whole model. Those that model_to_json() always writes have defaults when absent.
 template <class Io>
 void size_fields(Io& io, FieldsOf<Io, ModelSpec>& model) {
   io.defaulted("dtype", model.dtype, kDType);
@@ -232,6 +249,7 @@ ModelSpec read_model(JsonValue root) {
   return model;
 }
 
+// The folder traces/models next to traces/samples; empty: no samples.
 std::filesystem::path catalogue() {
   const auto samples = find_samples_dir();
   return samples ? samples->parent_path() / "models" : std::filesystem::path{};
@@ -250,7 +268,8 @@ Result<ModelSpec> model_from_text(std::string_view text, const std::string& file
 
 namespace {
 
-// A config.json whose figures are within the bounds of model files.
+// Reads a config.json, and passes the result through the bounds of model files by writing and
+// reading it. A model without layers (an encoder) is returned as it is.
 Result<ModelSpec> checked_config(std::string_view text, const std::string& path) {
   LS_ASSIGN_OR_RETURN(ModelSpec model, model_from_hf_config(text, path));
   if (!model.layers.empty())
@@ -270,6 +289,7 @@ Result<ModelSpec> read_model_file(const std::string& path) {
   return model_from_text(text, path);
 }
 
+// A missing folder gives an empty list: directory_iterator is then at its end.
 std::vector<std::string> model_names() {
   std::vector<std::string> names;
   std::error_code status;
@@ -289,6 +309,7 @@ Result<ModelSpec> find_model(const std::string& name_or_path) {
               fmt::join(names, ", "));
 }
 
+// The layers are written one by one, without repetitions.
 std::string model_to_json(const ModelSpec& model) {
   JsonWriter out;
   out.begin_object().integer("model_file", 1).string("name", model.name);

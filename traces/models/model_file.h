@@ -1,5 +1,7 @@
-// Model files: what a model's layers keep, in a few lines of JSON (docs/planner.md); the
+// Model files: the caches of a model's layers, in a few lines of JSON (docs/planner.md); the
 // catalogue of them that comes with the project; and a Hugging Face config.json read as one.
+//
+// Not checked here: whether a release serves the model; the planner refuses what it cannot plan.
 #pragma once
 
 #include <filesystem>
@@ -15,29 +17,31 @@ namespace lockstep {
 
 // Where optional data lies: recordings and traces too large for the project.
 
-// $LOCKSTEP_DATA when set (and a folder), otherwise the folder `shared` next to the project's
-// source, otherwise ../shared seen from the current folder; absent when there is none.
+// Finds the folder of recordings and traces that are too large for the project: $LOCKSTEP_DATA when
+// set (nothing else then), otherwise `shared` next to the project's source, otherwise ../shared of
+// the current folder; absent: no such folder.
 std::optional<std::filesystem::path> find_data_dir();
 
-// Where find_data_dir() looked, for the sentence that says why something was skipped.
+// Returns where find_data_dir() looked, for the message about a skipped test.
 std::string data_dir_hint();
 
-// The project's own samples: traces/samples in the source folder this was built from, or ./traces/
-// samples of the current folder; absent when there is neither.
+// Finds the project's own samples: traces/samples of the data root (base/data_root.h) or of the
+// current folder; absent: neither exists.
 std::optional<std::filesystem::path> find_samples_dir();
 
-// A model file or a config.json, told apart by the key `model_file`.
+// Reads a model file or a config.json; the key `model_file` distinguishes them. At most 4 MiB.
 Result<ModelSpec> read_model_file(const std::string& path);
-// The text of a model file; `file` names it in errors.
+// Reads the text of a model file; `file` names it in errors. A model without any cache is an error.
 Result<ModelSpec> model_from_text(std::string_view text, const std::string& file);
 
-// A name of the catalogue, or a path. An unknown name is an Error that lists the catalogue.
+// Reads a model of the catalogue by its name, or a file by its path. A name of the catalogue takes
+// precedence over a file. An unknown name is an error that lists the catalogue.
 Result<ModelSpec> find_model(const std::string& name_or_path);
 
-// Names of the catalogue, sorted.
+// Names of the catalogue, sorted; empty: no catalogue is installed.
 std::vector<std::string> model_names();
 
-// A model file that says the same; read_model_file gives the same model back.
+// Returns a model file from which model_from_text() gives the same model, without its assumptions.
 std::string model_to_json(const ModelSpec& model);
 
 }  // namespace lockstep

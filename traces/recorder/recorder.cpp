@@ -1,3 +1,5 @@
+// The recorder: JSON is assembled as text, since the library has no dependencies. Keys and their
+// order are those of docs/formats.md, "Engine recording".
 #include "traces/recorder/recorder.h"
 
 #include <algorithm>
@@ -9,6 +11,8 @@
 namespace lockstep::recorder {
 namespace {
 
+// Quotes a text for JSON. Bytes from 0x80 on are copied: names are expected to be UTF-8, and
+// readers refuse anything else.
 std::string quoted(const std::string& text) {
   std::string out = "\"";
   for (const char c : text) {
@@ -24,7 +28,7 @@ std::string quoted(const std::string& text) {
   return out + '"';
 }
 
-// A list of what `write` makes of each.
+// Returns "[...]" with the result of `write` for each element.
 template <class List, class Write>
 std::string list_of(const List& list, Write write) {
   std::string out = "[";
@@ -42,10 +46,12 @@ std::string tables(const std::vector<std::vector<std::int32_t>>& groups) {
   return list_of(groups, numbers);
 }
 
+// A key with its value, without a comma.
 std::string key(const char* name, const std::string& json) { return quoted(name) + ":" + json; }
 std::string key(const char* name, std::int64_t number) { return key(name, std::to_string(number)); }
 std::string flag(const char* name, bool value) { return key(name, value ? "true" : "false"); }
 
+// Windows and chunks of 0 are omitted: readers refuse a size of 0.
 std::string group_json(const Group& group) {
   std::string spec = key("type", quoted(group.kind)) + "," + key("block_size", group.block_size) +
                      "," + key("num_kv_heads", group.num_kv_heads) + "," +
@@ -57,13 +63,15 @@ std::string group_json(const Group& group) {
 }
 
 std::string header_json(const Engine& engine) {
-  // As vLLM derives them: the unit of the scheduler is the least common multiple of the groups'
-  // blocks, that of hashes their greatest common divisor.
+  // vLLM derives both block sizes: the scheduler's unit is the least common multiple of the groups'
+  // blocks, that of hashes their greatest common divisor. A block of 0 tokens counts as 1 here;
+  // readers refuse the header anyway.
   std::int64_t multiple = 1, divisor = 0;
   for (const Group& group : engine.groups) {
     multiple = std::lcm(multiple, std::int64_t{std::max(group.block_size, 1)});
     divisor = std::gcd(divisor, std::int64_t{std::max(group.block_size, 1)});
   }
+  // Only options that this interface has; the others keep their defaults in readers.
   const std::string config =
       key("max_num_seqs", engine.max_num_seqs) + "," +
       key("max_num_batched_tokens", engine.max_num_batched_tokens) + "," +
@@ -86,6 +94,7 @@ std::string header_json(const Engine& engine) {
          (engine.tells_stale_outputs ? "," + key("stale_outputs", 1) : "") + "}";
 }
 
+// `blocks` is always present, as null where no group got a block.
 std::string scheduled_json(const Scheduled& row) {
   std::string out = "{" + key("id", quoted(row.id)) + "," + key("tokens", row.tokens);
   if (row.is_new) out += "," + flag("new", true);
@@ -101,6 +110,7 @@ std::string item_json(const PromptItem& item) {
          key("at", item.at) + "," + key("n", item.n) + "}";
 }
 
+// Optional keys of `add`, each with a leading comma.
 std::string keys_json(const Keys& keys) {
   std::string out;
   if (!keys.cache_salt.empty()) out += "," + key("cache_salt", quoted(keys.cache_salt));
@@ -120,7 +130,8 @@ std::string stale_json(const StaleOutput& output) {
          key("taken", output.taken) + "}";
 }
 
-// Where a reader wants them: one after the other, inside the prompt.
+// True if the items are in order, inside the prompt and without overlap, and have names, as readers
+// require. The sum is 64 bits wide, so that at + n cannot wrap.
 bool are_in_order(const std::vector<PromptItem>& items, std::size_t prompt_size) {
   std::int64_t end = 0;
   for (const PromptItem& item : items) {
@@ -130,7 +141,7 @@ bool are_in_order(const std::vector<PromptItem>& items, std::size_t prompt_size)
   return end <= static_cast<std::int64_t>(prompt_size);
 }
 
-// {"r0":..., "r1":...}
+// Returns {"r0":..,"r1":..}, in the order of `list`.
 template <class List, class Write>
 std::string by_request(const List& list, Write write) {
   std::string out;
@@ -146,7 +157,8 @@ Recorder::Recorder(const std::string& path, const Engine& engine)
       num_groups_(engine.groups.size()),
       tells_held_drafts_(engine.tells_held_drafts),
       tells_stale_outputs_(engine.tells_stale_outputs) {
-  // A device or a FIFO is written directly, and never replaced.
+  // A symbolic link is resolved, so that renaming does not replace the link by a file. A device or
+  // a FIFO is written directly and never replaced.
   std::error_code error;
   if (std::filesystem::is_symlink(path, error))
     path_ = std::filesystem::weakly_canonical(path, error);
@@ -165,6 +177,8 @@ Recorder::~Recorder() {
   if (file_ != nullptr) std::fclose(file_);
 }
 
+// Writes a line and flushes it, so that a killed process loses only the step in progress. An error
+// closes the file and keeps the system's message.
 void Recorder::write(const std::string& line) {
   if (file_ == nullptr) return;
   if (std::fwrite(line.data(), 1, line.size(), file_) == line.size() &&
@@ -175,6 +189,7 @@ void Recorder::write(const std::string& line) {
   file_ = nullptr;
 }
 
+// Ends the recording because of the caller's data; PATH.partial stays. The first error remains.
 void Recorder::refuse(const std::string& what) {
   if (file_ == nullptr) return;
   error_ = what;
@@ -192,7 +207,8 @@ void Recorder::add(const std::string& id, const std::vector<std::int32_t>& promp
     refuse("request " + id + ": " + std::to_string(keys.embeds.digests.size()) +
            " digests of embeddings; a prompt of " + std::to_string(prompt.size()) + " tokens has " +
            std::to_string(num_digests));
-  // Nothing of an audit depends on the time; its order is that of the calls.
+  // No audit depends on the time of arrival, only on the order of calls; it counts requests, so
+  // that the recording is the same in every run.
   before_ += std::string(before_.empty() ? "" : ",") + "{" + key("add", quoted(id)) + "," +
              key("prompt", "{" + key("tokens", numbers(prompt)) + "}") + "," +
              key("max_tokens", max_tokens) + "," +
@@ -203,6 +219,8 @@ void Recorder::leave(const std::string& id) {
   before_ += std::string(before_.empty() ? "" : ",") + "{" + key("abort", quoted(id)) + "}";
 }
 
+// Refuses what readers would refuse in the whole file: lists of another number of groups, and keys
+// that the header does not announce.
 void Recorder::check(const Step& step) {
   const std::string place = "step " + std::to_string(num_steps_);
   for (const Scheduled& row : step.scheduled)
@@ -224,6 +242,7 @@ void Recorder::step(const Step& step) {
   if (!step.finished.empty()) line += "," + key("finished", names(step.finished));
   line += "," + key("running", names(step.running)) + "," + key("waiting", names(step.waiting)) +
           "," + key("free_blocks", step.free_blocks);
+  // Readers require ascending names, which make the bytes unique.
   if (!step.held_drafts.empty()) {
     TokensByRequest held = step.held_drafts;
     std::sort(held.begin(), held.end());
@@ -242,6 +261,7 @@ void Recorder::step(const Step& step) {
   write(line + "}");
 }
 
+// Renames the file only after a successful close: a full disk is often reported there.
 void Recorder::end(std::vector<std::string> unfinished) {
   std::sort(unfinished.begin(), unfinished.end());
   write("{\"end\":true," + key("steps", num_steps_) + "," + key("unfinished", names(unfinished)) +
