@@ -326,7 +326,7 @@ void read_layers(ConfigReading& reading, const std::string& name) {
                     name.empty() ? "(none)" : name));
     decoder_layers(reading, {});
   }
-  // An encoder keeps nothing, whatever its keys say.
+  // An encoder keeps nothing, so none of its keys can shape a cache.
   if (model.layers.empty()) return;
   refuse_unread(reading.text, false);
   if (reading.has_text_part) refuse_unread(reading.whole, true);

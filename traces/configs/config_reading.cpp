@@ -319,7 +319,7 @@ const std::vector<std::string>& ConfigReading::layer_types() {
   if (types_) return *types_;
   types_ = text.words("layer_types");
   if (!types_->empty())
-    for (const std::string_view key : kPeriods) text.has(key);  // the list says the same
+    for (const std::string_view key : kPeriods) text.has(key);  // redundant with the list
   if (types_->empty()) types_ = derived_types();
   for (std::string& type : *types_) type = current_name(type);
   const auto count = static_cast<std::size_t>(text.number("num_hidden_layers", 0));
@@ -405,7 +405,7 @@ LayerKind ConfigReading::rows(std::string name, std::int64_t heads, std::int64_t
   return kind;
 }
 
-// The name says what the kind is; add() numbers it where windows of two sizes occur.
+// The name describes the kind; add() numbers it where windows of two sizes occur.
 LayerKind ConfigReading::windowed(LayerKind kind, std::int64_t tokens) {
   if (tokens <= 0) return kind;
   kind.name = "window";

@@ -168,7 +168,7 @@ class DynamoReader {
     request.session = context.required("session_id").nonempty_string();
     JsonValue parent = context.optional("parent_session_id");
     if (parent && !parent.is_null()) request.parent = parent.nonempty_string();
-    context.entries();  // what else a harness says about itself
+    context.entries();
   }
 
   // Measurements of the recorded server are known keys that a replay does not use.

@@ -347,7 +347,7 @@ Result<Dialect> dialect_of(const std::string& path, const ImportOptions& options
   LS_ASSIGN_OR_RETURN(auto lines, LineReader::open(path));
   Dialect dialect{.has_times = options.arrivals == Arrivals::recorded};
   std::string_view line;
-  std::string why;  // of the guess
+  std::string why;  // the row that decided
   // Rows of up to 16 tokens have one id in either dialect, so the search continues.
   for (bool is_first = true;; is_first = false) {
     const auto more = lines.next(line);

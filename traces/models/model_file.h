@@ -15,8 +15,6 @@
 
 namespace lockstep {
 
-// Where optional data lies: recordings and traces too large for the project.
-
 // Finds the folder of recordings and traces that are too large for the project: $LOCKSTEP_DATA when
 // set (nothing else then), otherwise `shared` next to the project's source, otherwise ../shared of
 // the current folder; absent: no such folder.
