@@ -25,19 +25,10 @@
 
 namespace lockstep {
 
-// One object of a Hugging Face config.json, with the additions of its configuration class: defaults
-// of keys that the file omits, and the names under which the class stores them.
+// What a configuration class adds to a file of its model_type.
 //
-// Invariants
-// (1) A key that the file has wins, null included: null means that the class derives the value.
-// (2) Every key that a rule reads is recorded, and all copies of the part share the record;
-//     unread_keys() lists the others. A rule that ignores a key on purpose therefore still reads
-//     it.
-//
-// Not here: config_classes.inc, a table, maintained by hand, of the configuration classes of
-// transformers 5.20.2 and vLLM 0.33.0; tests/configs/config_classes_test.py compares it with
-// transformers.
-
+// config_classes.inc is the table of the classes of transformers 5.20.2 and vLLM 0.33.0, maintained
+// by hand; tests/configs/config_classes_test.py compares it with transformers.
 struct ConfigClass {
   // Architecture of a file that lists none; empty: such a file has no rule.
   std::string_view architecture;
@@ -59,6 +50,14 @@ std::vector<std::string_view> words_of(std::string_view table);
 // forever.
 const ConfigClass* find_config_class(std::string_view model_type);
 
+// One object of a Hugging Face config.json, with the additions of its configuration class: defaults
+// of keys that the file omits, and the names under which the class stores them.
+//
+// Invariants
+// (1) A key that the file has wins, null included: null means that the class derives the value.
+// (2) Every key that a rule reads is recorded, and all copies of the part share the record;
+//     unread_keys() lists the others. A rule that ignores a key on purpose therefore still reads
+//     it.
 class ConfigPart {
  public:
   // An empty model_type, or one that no class has, gives a part without defaults; plain_alias()
@@ -130,7 +129,7 @@ class ConfigReading {
         model_(model) {}
 
   // The file and its decoder; the same part where the file has no text part.
-  ConfigPart whole, text;  // the same part where the file has no text part
+  ConfigPart whole, text;
   bool has_text_part = false;
   // The architecture that chose the rule: the text part's where the file is multimodal.
   std::string architecture;
@@ -229,7 +228,7 @@ void mimo_layers(ConfigReading& reading);             // hybrid_layer_pattern, s
 void listed_window_layers(ConfigReading& reading);    // PLaMo 3, Pangu: interleaved_sliding_window
 void looped_layers(ConfigReading& reading);           // HRM-Text: a cache per step
 void encoder_decoder_layers(ConfigReading& reading);  // Whisper: self and cross attention
-void encoder_layers(ConfigReading& reading);          // nothing is kept
+void encoder_layers(ConfigReading& reading);          // keep no cache
 void unread_layers(ConfigReading& reading);           // caches that no rule derives: refused
 
 // Rows of latent keys, with or without an indexer.

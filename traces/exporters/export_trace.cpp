@@ -179,7 +179,7 @@ std::vector<std::vector<std::uint64_t>> prefix_ids(const std::vector<const Trace
     Walk walk(request->spec.prompt);
     const std::uint64_t salt =
         salts.try_emplace(keys_of(request->spec), salts.size()).first->second;
-    std::uint64_t parent = ~salt;  // no id of a block
+    std::uint64_t parent = ~salt;  // never a block's id
     for (std::int64_t left = request->spec.prompt.size(); left > 0; left -= block_tokens) {
       const std::int64_t tokens = std::min<std::int64_t>(left, block_tokens);
       parent = id_of.try_emplace(content_of(walk, parent, tokens), id_of.size()).first->second;
@@ -260,7 +260,7 @@ class Exporter {
     std::int64_t t_ns;
   };
   struct Obstacle {
-    std::string first;  // that has it
+    std::string first;  // where it occurs first
     std::string what;
     std::int64_t count = 1;
   };

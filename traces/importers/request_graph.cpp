@@ -94,7 +94,7 @@ Result<void> check_each(const std::string& path, const std::vector<LinkedRequest
 // arrive.
 struct Ordered {
   std::vector<std::size_t> places;
-  std::vector<std::int64_t> time_ns;  // by place: not before which it arrives
+  std::vector<std::int64_t> time_ns;  // by index: the earliest arrival
 };
 
 // Topological order with the smallest (time, index) first. A follower's time is at least that of

@@ -181,7 +181,7 @@ class Recorder {
   std::string path_;
   std::string written_;        // path_ itself, or its temporary file
   std::FILE* file_ = nullptr;  // null: ended, or an error
-  std::string before_;         // what has happened since the last step, as JSON
+  std::string before_;         // events since the last step, as JSON
   std::size_t num_groups_;
   bool tells_held_drafts_, tells_stale_outputs_;
   std::int64_t num_steps_ = 0;
