@@ -282,7 +282,7 @@ std::string cache_scheme(ConfigReading& reading) {
   return {};
 }
 
-// The first of `architectures`, as vLLM takes it, or the default of the configuration class.
+// The first of `architectures`, or the default of the configuration class.
 std::string architecture_of(ConfigPart& part) {
   const std::vector<std::string> listed = part.words("architectures");
   if (!listed.empty()) return listed.front();

@@ -335,7 +335,7 @@ const std::vector<std::string>& ConfigReading::layer_types() {
 //   SSSF, sliding_window_pattern 6: SSSSSF SSSSSF ...
 //   FS, full_attention_interval 3: FSS FSS ...
 //
-// A pattern that ends in "!" makes the last layer full (Gemma 3n, Gemma 4). no_rope_layers turns
+// A pattern that ends in "!" makes the last layer full (Gemma 4). no_rope_layers turns
 // the pattern of Llama 4 into one type per layer. Qwen2's single F becomes a window from layer
 // max_window_layers on, if windows are switched on.
 std::vector<std::string> ConfigReading::derived_types() {

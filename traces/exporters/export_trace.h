@@ -57,7 +57,7 @@ SharedPrefixes shared_prefixes(const std::vector<const TraceRequest*>& requests)
 std::int32_t block_that_tells_all(const SharedPrefixes& shared, std::int32_t block_max);
 
 // Returns the ids of each request, in the order of `requests`: one id per `block_tokens` tokens,
-// the last one for the remainder. Linear in the tokens of literal and seeded prompts.
+// the last one for the remainder. Linear in the tokens of all prompts.
 std::vector<std::vector<std::uint64_t>> prefix_ids(const std::vector<const TraceRequest*>& requests,
                                                    std::int32_t block_tokens);
 

@@ -180,7 +180,7 @@ RecordingHeader header_of_engine(const EngineConfig& config,
                           "enable_prefix_caching",
                           "enable_chunked_prefill",
                           "scheduler_reserve_full_isl"};
-  // Optional options are stated only where they differ from their default, as vLLM's recorder does.
+  // Optional options are stated only where they differ from their default.
   const auto give = [&](bool differs, const char* name) {
     if (differs) header.options.given.emplace_back(name);
   };
@@ -216,7 +216,8 @@ void connect_engine(RecordingHeader& header, KVLoadFailurePolicy policy,
       RecordedConnectorConfig{.fail_on_load_error = policy == KVLoadFailurePolicy::fail,
                               .supports_hybrid_groups = header.groups.size() > 1,
                               .requires_kv_delivery = drops && traits.requires_kv_delivery};
-  // vLLM's engine core does not hash lookahead tokens when a connector is configured.
+  // With a connector vLLM keeps hashes without lookahead (0.33.0, config/vllm.py,
+  // num_hash_lookahead_tokens()).
   EngineConfig& config = header.options.config;
   if (config.num_hash_lookahead_tokens > 0) config.num_hash_lookahead_tokens = 0;
 }

@@ -389,8 +389,8 @@ void fields(Io& io, FieldsOf<Io, RecordingHeader>& header) {
   io.optional("encoder_compute_budget", header.encoder_compute_budget, kTokens);
   io.optional("encoder_cache_size", header.encoder_cache_size, kTokens);
   if constexpr (Io::kReads)
-    // The scheduler follows encoder budgets only for cross attention. Without a recorded budget 0
-    // selects max_num_batched_tokens, as in vLLM.
+    // The scheduler follows encoder budgets only for cross attention; 0, for a budget that was not
+    // recorded, selects max_num_batched_tokens.
     if (has_cross_attention(header.groups)) {
       header.options.config.encoder_compute_budget = header.encoder_compute_budget.value_or(0);
       header.options.config.encoder_cache_size = header.encoder_cache_size.value_or(0);

@@ -76,7 +76,7 @@ void fields(Io& io, FieldsOf<Io, ExpectedVerdict>& verdict) {
 }
 
 // The first line. `recorded` announces that a recording follows the trace. kernel_block_sizes must
-// have one entry per group of the plan, which the run indexes without a check.
+// have one entry per group of the plan.
 template <class Io>
 void fields(Io& io, FieldsOf<Io, SavedCase>& saved) {
   io.constant("lockstep_case", kCaseVersion);

@@ -296,8 +296,9 @@ class LinkedRows {
     linked.prompt_tokens = 0;
   }
 
-  // Returns tokens that occur nowhere else. Seeds from 2^31 on keep them apart from seeded segments
-  // of small seeds; a conversation cannot use private_seed(), which counts requests.
+  // Returns tokens that occur nowhere else, by seeds from 2^31 on. The run is seeded and not
+  // symbolic: an answer is also planned as plain output tokens, which must equal those of the next
+  // prompt.
   TokenRun own_run(std::int64_t count) {
     return {.kind = TokenRun::Kind::seeded,
             .seed = (std::uint64_t{1} << 31) + own_runs_++,
