@@ -40,13 +40,13 @@ struct Block {
   }
   static void write(JsonWriter& out, BlockId block) { out.integer(index_of(block)); }
 };
-// Lists of blocks of the device pool, and one block of the host pool (HiSparse).
+// Lists of blocks of the device pool, and one block of the host pool.
 inline form::Each<Block> blocks_of(const RecordingHeader& header) { return {{header.num_blocks}}; }
 inline Block host_block_of(const RecordingHeader& header) {
   return {header.options.config.host_pool_num_blocks};
 }
 
-// One list of block ids per group, [[..],..]. The group with the role "hisparse_source" has ids of
+// One list of block ids per group, [[..],..]. The group with the role kPageSourceRole has ids of
 // the host pool, all others ids of the device pool.
 struct BlockLists {
   const RecordingHeader& header;
