@@ -36,6 +36,10 @@ void close_fd(int& fd) {
   fd = -1;
 }
 
+// Opens a pipe that no other child inherits: an inherited write end would hide the end of the file.
+// posix_spawn() duplicates the child's own ends, and duplicates are inherited.
+bool open_pipe(std::array<int, 2>& ends) { return ::pipe2(ends.data(), O_CLOEXEC) == 0; }
+
 // Writes all of `text`, or stops at the first error. The reader notices the missing rest.
 void write_all(int fd, const std::string& text) {
   for (std::size_t at = 0; at < text.size();) {
@@ -77,7 +81,7 @@ Result<void> FollowingChild::start() {
   static std::mutex one_fork;
   const std::scoped_lock held(one_fork);
   const bool open =
-      ::socketpair(AF_UNIX, SOCK_STREAM, 0, line.data()) == 0 && ::pipe(words.data()) == 0;
+      ::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, line.data()) == 0 && open_pipe(words);
   if (open) child_ = ::fork();
   const std::string why = child_ < 0 ? std::strerror(errno) : "";
   const std::size_t own = child_ == 0 ? 1 : 0;  // end of each
@@ -183,10 +187,6 @@ using namespace std::chrono_literals;
 
 // Time for an engine to shut down after its input has ended, before it is killed.
 constexpr auto kGraceOnEnd = 2000ms;
-
-// Opens a pipe that no other child inherits: an inherited write end would hide the end of the file.
-// posix_spawn() duplicates the child's own ends, and duplicates are inherited.
-bool open_pipe(std::array<int, 2>& ends) { return ::pipe2(ends.data(), O_CLOEXEC) == 0; }
 
 // `status`: of waitpid(), and final.
 std::string ended_as(int status) {

@@ -6,11 +6,9 @@
 #include <utility>
 
 namespace lockstep {
-namespace {
 
-// Returns the length of the UTF-8 character that `text` starts with, or 0 if the first byte does
-// not start one (RFC 3629). Overlong forms, surrogates and code points above U+10FFFF are not
-// characters: only the second byte tells them apart, and its range depends on the first byte.
+// Overlong forms, surrogates and code points above U+10FFFF are not characters: only the second
+// byte tells them apart, and its range depends on the first byte.
 std::size_t utf8_length(std::string_view text) {
   const auto byte = [text](std::size_t i) {
     return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u;
@@ -34,8 +32,6 @@ std::size_t utf8_length(std::string_view text) {
   }
   return length;
 }
-
-}  // namespace
 
 // Called before every value. A key clears needs_comma_ itself, since a colon separates it from its
 // value.

@@ -202,6 +202,10 @@ std::string totals_json(const AuditTotals& totals) {
   json["files"] = totals.files.size();
   json["clean"] = totals.clean;
   json["not_audited"] = totals.skipped;
+  json["skipped"] = nlohmann::ordered_json::array();
+  for (const AuditFile& file : totals.files)
+    if (!file.skipped.empty())
+      json["skipped"].push_back({{"file", file.file}, {"why", file.skipped}});
   json["steps"] = totals.steps;
   json["reads"] = totals.reads;
   json["cut_off"] = cut_off_json(totals.files);
@@ -231,7 +235,7 @@ std::string totals_json(const AuditTotals& totals) {
   json["not_checked"] = not_checked_of(totals);
   json["refused"] = totals.refused.size();
   json["refusals"] = refused_json(totals.refused);
-  return json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+  return json_text(json);
 }
 
 // Adds an item per file, audited, skipped or refused. A file with several findings is one item: the
@@ -278,6 +282,10 @@ Result<int> audit(const AuditOptions& options, CommandReport& report) {
          .check = "audit.hit_share",
          .line = fmt::format("{:.1f} % of what was there is hit; --min-hit-share {} asks for more",
                              hit_share(totals.hits), options.min_hit_share)});
+  // A run that audited nothing has no verdict.
+  if (!totals.files.empty() && totals.skipped == std::ssize(totals.files) &&
+      totals.findings.empty())
+    return refuse("no recording was audited: " + totals.files.front().skipped);
   return judged_exit_code(totals.refused, std::ssize(totals.files),
                           hits_too_little || !totals.findings.empty());
 }

@@ -379,8 +379,7 @@ int report_found(const BisectOptions& options, const Bisection& found, nlohmann:
   }
   report.add(std::move(item));
   if (report.wants_json())
-    report.set_json(json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) +
-                    "\n");
+    report.set_json(json_text(json));
   return found.changes() ? kExitDisagreed : kExitAgreed;
 }
 

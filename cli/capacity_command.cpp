@@ -20,6 +20,7 @@
 #include "cli/options/engine_model.h"
 #include "cli/options/layout_options.h"
 #include "cli/options/output_option.h"
+#include "cli/output/reports.h"
 #include "cli/output/terminal.h"
 #include "sim/report/plan_report.h"
 #include "traces/models/model_file.h"
@@ -135,7 +136,9 @@ Result<void> compare_model(const std::string& name, const CapacityCommand& comma
         const auto report = make_plan_report(model, options, a.engine, a.layout);
         OrderedJson& row = comparison.rows.emplace_back(OrderedJson{
             {"model", model.name}, {"kv_dtype", dtype}, {"mode", mode}, {"pack", pack}});
-        if (!report || report->workers.front().num_blocks == 0) {
+        if (!report || std::ranges::all_of(report->workers, [](const WorkerReport& worker) {
+              return worker.num_blocks == 0;
+            })) {
           row["refused"] = report ? "keeps no cache" : report.error().message;
           fmt::print("{}  {}\n", head, row["refused"].get<std::string>());
           continue;
@@ -170,12 +173,10 @@ Result<int> capacity(CapacityCommand command) {
   for (const std::string& warning : comparison.warnings) fmt::print("warning: {}\n", warning);
   if (!command.json_path.empty())
     LS_RETURN_IF_ERROR(
-        write_output(command.json_path, OrderedJson{{"engine", command.arguments.engine},
-                                                    {"prompt_tokens", command.prompt_tokens},
-                                                    {"models", comparison.rows},
-                                                    {"warnings", comparison.warnings}}
-                                                .dump(2) +
-                                            "\n"));
+        write_output(command.json_path, json_text({{"engine", command.arguments.engine},
+                                                   {"prompt_tokens", command.prompt_tokens},
+                                                   {"models", comparison.rows},
+                                                   {"warnings", comparison.warnings}})));
   return kExitAgreed;
 }
 

@@ -40,7 +40,7 @@ std::string json_of(const std::string& engine, const std::vector<AdapterCheck>& 
     if (!check.skipped.empty()) entry["why"] = check.skipped;
     json["checks"].push_back(std::move(entry));
   }
-  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  return json_text(json);
 }
 
 void add_items(const std::vector<AdapterCheck>& checks, CommandReport& report) {

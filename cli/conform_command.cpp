@@ -227,7 +227,7 @@ std::string summary_json(const ConformTotals& totals) {
                      {"mismatches", std::move(mismatches)},
                      {"refused", totals.refused.size()},
                      {"refusals", refused_json(totals.refused)}};
-  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  return json_text(json);
 }
 
 struct ConformCommandOptions {

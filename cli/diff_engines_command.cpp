@@ -65,7 +65,7 @@ Result<MemoryDiff> diff_memory(const DiffOptions& options,
   MemoryDiff diff;
   LS_ASSIGN_OR_RETURN(diff.model, find_model(run.recipe.model));
   PlanOptions& plan = diff.options;
-  LS_ASSIGN_OR_RETURN(plan.memory_bytes, parse_size(options.memory));
+  LS_ASSIGN_OR_RETURN(plan.memory_bytes, parse_size("--memory", options.memory));
   const ElementType type = *element_type_from_name(run.recipe.dtype);
   plan.kv_dtype = type.dtype;
   plan.kv_quant_mode = type.mode;
@@ -117,7 +117,7 @@ nlohmann::ordered_json json_of(const MemoryDiff& diff) {
 }
 
 std::string text_of(const nlohmann::ordered_json& json) {
-  return json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+  return json_text(json);
 }
 
 // A workload that can be started any number of times, and the configuration that all engines get.
@@ -217,7 +217,10 @@ Result<void> check_options(const ReplayOptions& options) {
                                                        {options.run.has("backend"), "--backend"},
                                                        {options.run.has("check"), "--check"},
                                                        {options.run.has("mutants"), "--mutant"},
+                                                       {options.run.has("faults"), "--faults"},
                                                        {!options.save_dir.empty(), "--save"}};
+  const std::string also = given_for_one_engine(options);
+  if (!also.empty()) return fail("{}: diff-engines compares profiles only; leave it out", also);
   for (const auto& [given, name] : useless)
     if (given) return fail("{}: diff-engines compares decisions only; leave it out", name);
   return {};

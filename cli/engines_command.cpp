@@ -15,6 +15,7 @@
 #include "base/output_file.h"
 #include "cli/commands.h"
 #include "cli/options/output_option.h"
+#include "cli/output/reports.h"
 #include "cli/output/terminal.h"
 #include "properties/explain/explain_text.h"
 #include "reference/profiles/policies.h"
@@ -200,7 +201,7 @@ std::string to_json() {
                                 {"effect", policy.effect},
                                 {"shown_by", policy.shown_by}});
   }
-  return json.dump(2) + "\n";
+  return json_text(json);
 }
 
 Result<int> show_engines(const EnginesOptions& options) {

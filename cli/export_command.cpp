@@ -21,6 +21,7 @@
 #include "cli/commands.h"
 #include "cli/options/output_option.h"
 #include "cli/options/replay_options.h"
+#include "cli/output/reports.h"
 #include "cli/output/terminal.h"
 #include "traces/exporters/export_trace.h"
 #include "traces/formats/recording.h"
@@ -141,7 +142,7 @@ std::string summary_text(const ExportCommand& command, const ExportedTrace& expo
   return text;
 }
 
-std::string json_text(const ExportCommand& command, const ExportedTrace& exported) {
+std::string totals_json(const ExportCommand& command, const ExportedTrace& exported) {
   nlohmann::ordered_json json{{"file", command.file},
                               {"as", command.as},
                               {"requests", exported.num_requests},
@@ -149,7 +150,7 @@ std::string json_text(const ExportCommand& command, const ExportedTrace& exporte
                               {"left_out", nlohmann::ordered_json::array()}};
   for (const LeftOut& left_out : exported.left_out)
     json["left_out"].push_back({{"what", left_out.what}, {"count", left_out.count}});
-  return json.dump(2) + "\n";
+  return json_text(json);
 }
 
 Result<int> export_requests(const ExportCommand& command) {
@@ -168,7 +169,7 @@ Result<int> export_requests(const ExportCommand& command) {
     fmt::print("{}", summary);
   }
   if (!command.json_path.empty())
-    LS_RETURN_IF_ERROR(write_output(command.json_path, json_text(command, exported)));
+    LS_RETURN_IF_ERROR(write_output(command.json_path, totals_json(command, exported)));
   return kExitAgreed;
 }
 

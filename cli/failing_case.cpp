@@ -13,6 +13,7 @@
 #include "base/stop_signal.h"
 #include "base/stopwatch.h"
 #include "cli/options/kernels_option.h"
+#include "cli/output/reports.h"
 #include "cli/output/terminal.h"
 #include "cli/worker_facts.h"
 #include "cuda_backend/backends.h"
@@ -354,7 +355,7 @@ std::string to_json(const ShrunkCase& shrunk) {
                {"what", shrunk.failure.what}};
   if (const std::string cut_off = cut_off_text(shrunk.first); !cut_off.empty())
     json["cut_off"] = cut_off;
-  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  return json_text(json);
 }
 
 std::string finding_text(const Failure& failure) {
@@ -371,8 +372,10 @@ std::string path_of_smallest(const std::string& path) {
 
 // REQUIRES: `path` ends in ".jsonl".
 std::string path_of_recording(const std::string& path) {
-  const std::size_t end = path.rfind(path.ends_with(".case.jsonl") ? ".case.jsonl" : ".jsonl");
-  return path.substr(0, end) + ".recording.jsonl";
+  for (const std::string_view ending : {".case.jsonl", ".jsonl"})
+    if (path.ends_with(ending))
+      return path.substr(0, path.size() - ending.size()) + ".recording.jsonl";
+  return path + ".recording.jsonl";
 }
 
 int exit_code_of(const Failure& failure, const std::optional<RecordingCheck>& recorded) {

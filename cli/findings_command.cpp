@@ -187,9 +187,11 @@ std::string reasons_text(const Table& table, FindingVerdict verdict) {
       std::string what = trial.what;
       const std::string name = table.columns[c].engine + ": ";
       if (what.starts_with(name)) what.erase(0, name.size());
+      constexpr std::string_view kThis = "this release";
       const std::string version = version_of(table.columns[c].engine);
-      for (std::size_t at = what.find(version); at != std::string::npos; at = what.find(version))
-        what.replace(at, version.size(), "this release");
+      std::size_t at = version.empty() ? std::string::npos : what.find(version);
+      for (; at != std::string::npos; at = what.find(version, at + kThis.size()))
+        what.replace(at, version.size(), kThis);
       // A failure by another check is named, since its message does not name the finding.
       if (verdict == FindingVerdict::other) what = fmt::format("{}: {}", trial.check, what);
       if (const std::size_t end = what.find('\n'); end != std::string::npos) what.erase(end);
@@ -263,7 +265,7 @@ std::string json_of(const Table& table) {
     }
     json["findings"].push_back(std::move(entry));
   }
-  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  return json_text(json);
 }
 
 // Appends the columns of a table that --json wrote. Errors: another format, an unknown finding or

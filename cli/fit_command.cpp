@@ -135,7 +135,7 @@ std::string json_of(const Fit& fit) {
                              {"what", parts->what},
                              {"recorded", parts->recorded},
                              {"model", parts->model}};
-  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  return json_text(json);
 }
 
 // Writes the recording that differs first, up to and including the step in which it differs: the

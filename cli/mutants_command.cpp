@@ -66,7 +66,7 @@ std::string list_json(const std::vector<const Mutant*>& mutants) {
                                {"mechanism", mutant->mechanism},
                                {"exposed_by", mutant->exposed_by},
                                {"caught_by", mutant->caught_by}});
-  return json.dump(2) + "\n";
+  return json_text(json);
 }
 
 std::string mutants_text(const std::vector<MutantReport>& reports) {
@@ -135,7 +135,7 @@ std::string mutants_json(const std::vector<MutantReport>& reports) {
   }
   json["caught"] = caught;
   json["of"] = reports.size();
-  return json.dump(2) + "\n";
+  return json_text(json);
 }
 
 // Writes ID.case.jsonl for every mutant with a shrunk case. Plans and transfers have none.

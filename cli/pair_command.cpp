@@ -234,7 +234,7 @@ std::string pair_json(const std::string& file, const PairOptions& options,
   json["transfers"] = transfers_json(report.transfers);
   json["prefill"] = json_of(report.prefill);
   json["decode"] = json_of(report.decode);
-  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  return json_text(json);
 }
 
 // The options of `lockstep pair`: those of a replay, for both engines, and those of the network.
@@ -319,10 +319,9 @@ Result<void> check_options(const ReplayOptions& options) {
       {run.has("async_scheduling"), "--async-scheduling"},
       {!options.report_path.empty(), "--report"},
       {!options.save_dir.empty(), "--save"},
-      {!options.cache_events_path.empty(), "--cache-events"},
-      {!options.hashes_path.empty(), "--hashes"},
-      {!options.hidden_states_dir.empty(), "--hidden-states"},
   };
+  const std::string also = given_for_one_engine(options);
+  if (!also.empty()) return fail("{} means nothing with two engines; leave it out", also);
   for (const auto& [is_given, name] : useless)
     if (is_given) return fail("{} means nothing with two engines; leave it out", name);
   return {};

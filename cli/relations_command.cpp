@@ -217,7 +217,7 @@ std::string json_of(const std::vector<Held>& all) {
     json["relations"].push_back(entry);
   }
   json["not_checked"] = not_checked_of(all);
-  return json.dump(2) + "\n";
+  return json_text(json);
 }
 
 void add_items(const std::vector<Held>& all, CommandReport& report) {

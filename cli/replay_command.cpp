@@ -425,7 +425,7 @@ int leave_judged(const ReplayOptions& options, const JudgedCase& judged, Command
           : stable_line(failure.check, failure.step, failure.request, failure.what);
   fmt::print("{} ({})\nVerdict: {}\n{}", options.file, name_of(FileFormat::saved_case), words,
              reproduction_text(saved.expected, failure));
-  if (out.wants_json()) out.set_json(json_of(failure).dump(2) + "\n");
+  if (out.wants_json()) out.set_json(json_text(json_of(failure)));
   out.add(item_of(options.file, failure, {}, again_of(out)));
   return exit_code_of(failure);
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/output_file.h"
+#include "cli/output/reports.h"
 #include "cli/output/terminal.h"
 #include "reference/plan/capacity.h"
 #include "reference/types/kv_cache_spec.h"
@@ -403,7 +404,7 @@ std::string summary_json(const ReplayOptions& options, const OpenReplay& prepare
   }
   if (const std::string text = unfilled_text(prepared); !text.empty()) json["warnings"] = {text};
   if (recorded) json["recording"] = json_of(*recorded);
-  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  return json_text(json);
 }
 
 }  // namespace lockstep

@@ -99,7 +99,7 @@ std::string json_of(const SameRuns& same) {
   json["first"] = json_of(same.first);
   json["first_input"] = json_of(same.first_input);
   json["not_checked"] = same.not_compared;
-  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  return json_text(json);
 }
 
 // Returns the two runs as one item, failed if anything differs.

@@ -56,7 +56,7 @@ Result<int> shrink_file(ShrinkCommandOptions& options, CommandReport& report) {
       nlohmann::ordered_json json = {{"file", options.file}, {"fails", false}};
       if (!cut_off.empty()) json["cut_off"] = cut_off;
       if (recorded) json["recording"] = json_of(*recorded);
-      report.set_json(json.dump() + "\n");
+      report.set_json(json_text(json));
     }
     report.add(item_of(options.file, failure, recorded,
                        fmt::format("lockstep audit {}", shell_word(options.file))));

@@ -26,6 +26,7 @@
 #include "cli/options/output_option.h"
 #include "cli/options/replay_options.h"
 #include "cli/options/worker_option.h"
+#include "cli/output/reports.h"
 #include "cli/output/terminal.h"
 #include "cli/worker_facts.h"
 #include "properties/judge/recording_check.h"
@@ -181,7 +182,7 @@ Result<int> run_worker(const WorkerCommandOptions& options) {
   fmt::print("{}{}", refused_text(inputs.refused),
              not_checked_text(std::vector(not_checked.begin(), not_checked.end())));
   if (!options.json_path.empty())
-    LS_RETURN_IF_ERROR(write_output(options.json_path, json.dump(1) + "\n"));
+    LS_RETURN_IF_ERROR(write_output(options.json_path, json_text(json)));
   // Refused files outweigh findings. Nothing judged at all is a refusal too.
   return judged == 0 ? kExitRefused : judged_exit_code(inputs.refused, judged, diverged > 0);
 }

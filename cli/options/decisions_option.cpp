@@ -91,7 +91,7 @@ Result<std::string> adapter_python(std::string_view option, std::string_view nam
         "--engine-python",
         option, named, python.named_by, python.program);
   // Keeps the user's PYTHONPATH after the adapters' folder.
-  return fmt::format("PYTHONPATH={}${{PYTHONPATH:+:$PYTHONPATH}} {}", shell_word(path),
+  return fmt::format("PYTHONPATH={}\"${{PYTHONPATH:+:$PYTHONPATH}}\" {}", shell_word(path),
                      shell_word(python.program));
 }
 

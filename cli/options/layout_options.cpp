@@ -123,7 +123,7 @@ std::vector<std::string> plan_warnings(const LayoutArguments& a, const ModelSpec
   return warnings;
 }
 
-Result<std::int64_t> parse_size(std::string_view text) {
+Result<std::int64_t> parse_size(std::string_view option, std::string_view text) {
   // Units are binary, as memory is allocated: G is GiB. "GB" is refused, since it may mean either.
   constexpr auto kUnits = std::to_array<std::pair<std::string_view, int>>({{"", 0},
                                                                            {"KiB", 10},
@@ -142,7 +142,7 @@ Result<std::int64_t> parse_size(std::string_view text) {
   // -1 and NaN fail the comparison below; infinity exceeds its limit.
   const double bytes = known == kUnits.end() ? -1 : std::ldexp(number, known->second);
   if (status != std::errc{} || !(bytes >= 0) || bytes > std::ldexp(1, 50))
-    return fail("--memory: '{}' is not a size; write 40GiB, 512MiB or a number of bytes", text);
+    return fail("{}: '{}' is not a size; write 40GiB, 512MiB or a number of bytes", option, text);
   return static_cast<std::int64_t>(bytes);
 }
 
@@ -168,10 +168,10 @@ Result<PlanOptions> plan_options(const LayoutArguments& a, const ModelSpec& mode
   LS_ASSIGN_OR_RETURN(o.backend, parse_word<AttentionBackend>(
                                      "--backend", a.backend, from_name<AttentionBackend>,
                                      "flash_attn, flashinfer, triton_attn, triton_mla, flashmla"));
-  LS_ASSIGN_OR_RETURN(o.memory_bytes, parse_size(a.memory));
+  LS_ASSIGN_OR_RETURN(o.memory_bytes, parse_size("--memory", a.memory));
   if (a.host_pool.empty()) return o;
   if (!placed) return fail("--hisparse-host: of releases whose groups overlay one allocation");
-  LS_ASSIGN_OR_RETURN(o.host_pool_bytes, parse_size(a.host_pool));
+  LS_ASSIGN_OR_RETURN(o.host_pool_bytes, parse_size("--hisparse-host", a.host_pool));
   return o;
 }
 

@@ -53,6 +53,6 @@ std::vector<std::string> plan_warnings(const LayoutArguments& arguments, const M
 
 // Returns bytes: "40GiB", "40G" (also 2^30), "512MiB", "42949672960". Refuses more than 2^50 bytes:
 // products of larger sizes could overflow.
-Result<std::int64_t> parse_size(std::string_view text);
+Result<std::int64_t> parse_size(std::string_view option, std::string_view text);
 
 }  // namespace lockstep

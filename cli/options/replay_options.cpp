@@ -164,6 +164,23 @@ CLI::Validator sample_by_name() {
       "");
 }
 
+std::string given_for_one_engine(const ReplayOptions& options) {
+  const std::pair<bool, std::string_view> given[] = {
+      {!options.decisions.decisions.empty(), "--decisions"},
+      {options.decisions.conforms, "--conform"},
+      {!options.worker.runner.empty(), "--runner"},
+      {!options.worker.states.empty(), "--states"},
+      {!options.worker.plant.empty(), "--plant"},
+      {!options.perfetto_path.empty(), "--perfetto"},
+      {!options.cache_events_path.empty(), "--cache-events"},
+      {!options.hidden_states_dir.empty(), "--hidden-states"},
+      {!options.hashes_path.empty(), "--hashes"},
+      {!options.facts_path.empty(), "--save-facts"}};
+  for (const auto& [is_given, name] : given)
+    if (is_given) return std::string(name);
+  return {};
+}
+
 ReplayRequest request_of(const ReplayOptions& options) {
   ImportOptions import = options.import;
   import.shards = options.shards;

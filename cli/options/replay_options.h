@@ -54,6 +54,10 @@ void declare_import(CLI::App& command, ImportOptions& options);
 // Declares the options on `command`; `options` must outlive it.
 void declare_replay_options(CLI::App& command, ReplayOptions& options);
 
+// Returns the first given option that a command of two engines ignores: another engine's decisions
+// or worker, and outputs of one run. Empty: none is given.
+std::string given_for_one_engine(const ReplayOptions& options);
+
 // Returns the factory of a backend: "auto", "cuda", "simt", "none", the user's kernels, or an
 // engine's worker. "auto" is the GPU if this machine has one and no option needs the CPU executor.
 // The factory returns null for "none". Errors of the factory: a backend that this machine does not

@@ -5,10 +5,12 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <nlohmann/json.hpp>
 #include <system_error>
 
 #include "base/check.h"
 #include "base/child_process.h"
+#include "base/json_writer.h"
 #include "base/markup.h"
 #include "base/output_file.h"
 #include "base/stop_signal.h"
@@ -138,28 +140,14 @@ std::string printable(std::string_view text) {
   return out;
 }
 
-// Replaces each byte that cannot start or continue a UTF-8 character by U+FFFD. Looser than the
-// JSON writer: overlong forms and surrogates pass.
+// Replaces each byte that does not belong to a UTF-8 character by U+FFFD.
 std::string utf8(std::string_view text) {
   std::string out;
   const std::string clean = printable(text);
   for (std::size_t at = 0; at < clean.size();) {
-    const auto first = static_cast<unsigned char>(clean[at]);
-    const std::size_t size = first < 0x80   ? 1
-                             : first < 0xC2 ? 0
-                             : first < 0xE0 ? 2
-                             : first < 0xF0 ? 3
-                             : first < 0xF5 ? 4
-                                            : 0;
-    // The length follows from the first byte; each further byte must be a continuation, 10xxxxxx.
-    bool whole = size > 0 && at + size <= clean.size();
-    for (std::size_t i = 1; whole && i < size; ++i)
-      whole = (static_cast<unsigned char>(clean[at + i]) & 0xC0) == 0x80;
-    if (whole)
-      out += clean.substr(at, size);
-    else
-      out += "\xEF\xBF\xBD";
-    at += whole ? size : 1;
+    const std::size_t size = utf8_length(std::string_view(clean).substr(at));
+    out += size > 0 ? clean.substr(at, size) : "\xEF\xBF\xBD";
+    at += std::max<std::size_t>(size, 1);
   }
   return out;
 }
@@ -251,6 +239,10 @@ std::string stable_line(std::string_view check, std::int64_t step, std::string_v
   // The audit's messages already start with this line.
   if (what.starts_with(line)) return std::string(what);
   return line + fmt::format(": {}", what.substr(0, what.find('\n')));
+}
+
+std::string json_text(const nlohmann::ordered_json& json) {
+  return json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 
 std::string junit_text(std::string_view command, std::span<const ReportedItem> items,

@@ -217,8 +217,10 @@ class FuzzSession {
     std::optional<CaseGenes> genes;
     if (place < options_.corpus.size())
       genes = options_.corpus[place];
-    else if (options_.guided)
+    else if (options_.guided) {
+      const std::lock_guard lock(mutex_);  // take() of another thread adds to the corpus
       genes = corpus_.next(seed);
+    }
     take(index, judge_case(options_, seed, genes ? &*genes : nullptr));
   }
 
@@ -262,7 +264,8 @@ class FuzzSession {
 
 std::vector<std::string_view> FuzzReport::missing_classes() const {
   if (shards != 1 || cases < kCasesToSeeAll || !engine.empty() || !mutant.empty()) return {};
-  if (backend.find('.') != backend.npos) return {};  // a plugin's file: some classes cannot occur
+  // A plugin's file, or module:Class: some classes cannot occur.
+  if (backend.find_first_of(".:") != backend.npos) return {};
   return tally.missing();
 }
 
@@ -361,9 +364,12 @@ Result<FuzzReport> merge_fuzz_reports(std::span<const FuzzReport> parts) {
   whole.repeats = first.repeats;
   whole.first_seed = first.first_seed;
   for (const FuzzReport& part : sorted) {
-    if (part.engine != whole.engine || part.worked_by != whole.worked_by ||
-        part.backend != whole.backend || part.mutant != whole.mutant || part.guided != whole.guided)
-      return fail("the reports are of different runs: engine, backend and mutant must be equal");
+    if (part.engine != whole.engine || part.decided_by != whole.decided_by ||
+        part.worked_by != whole.worked_by || part.backend != whole.backend ||
+        part.mutant != whole.mutant || part.guided != whole.guided)
+      return fail(
+          "the reports are of different runs: engine, decisions, worker, backend, mutant and guided "
+          "must be equal");
     whole.corpus = merged_corpora(whole.corpus, part.corpus);
     // All shards of a run carry the same `runs`.
     if (part.shard == 0) whole.runs += part.runs;

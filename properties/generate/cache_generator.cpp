@@ -323,13 +323,12 @@ void draw_pool(Draw& draw, std::vector<KVCacheGroupSpec> groups, SavedCase& save
   saved.draft_acceptance_percent = choices.one_of({60, 0, 30, 90, 100});
 }
 
-namespace {
-
-// Returns true if the group's page cannot be planned again from its spec alone.
 bool has_pages_of_its_own(const KVCacheGroupSpec& group) {
   return group.layers_per_page > 1 || group.is_uniform_type() ||
          group.spec.kv_quant_mode != KVQuantMode::none;
 }
+
+namespace {
 
 // Counts the groups whose kind satisfies `is`.
 std::int64_t count_kind(std::span<const KVCacheGroupSpec> groups, bool (*is)(CacheKind)) {

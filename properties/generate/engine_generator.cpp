@@ -118,13 +118,6 @@ bool plan_with(SavedCase& saved, std::vector<KVCacheGroupSpec> groups) {
   return true;
 }
 
-// Returns true if a group's page depends on more than its heads and states, so that plan_with()
-// does not apply.
-bool is_special(const KVCacheGroupSpec& group) {
-  return group.layers_per_page > 1 || group.is_uniform_type() ||
-         group.spec.kv_quant_mode != KVQuantMode::none;
-}
-
 // Generates tensor parallelism. Cut: heads and channels are multiples of tp. Replicated: a model
 // has fewer KV heads than ranks, so tp / heads ranks store the same head (1 or 2 heads for tp 4).
 void draw_tensor_parallel(Draw& draw, SavedCase& saved) {
@@ -148,7 +141,7 @@ void draw_tensor_parallel(Draw& draw, SavedCase& saved) {
 }  // namespace
 
 void draw_ranks(Draw& draw, SavedCase& saved) {
-  if (draw.runs_kernels() && std::ranges::none_of(saved.cache.groups, is_special)) {
+  if (draw.runs_kernels() && std::ranges::none_of(saved.cache.groups, has_pages_of_its_own)) {
     if (draw.has(Feature::tensor_parallel)) draw_tensor_parallel(draw, saved);
     if (draw.has(Feature::pipeline_parallel)) saved.pipeline_parallel_size = 2;
   }
@@ -263,7 +256,10 @@ void draw_connector(Draw& draw, SavedCase& saved) {
     saved.connector.load_failed_percent = draw.choices.one_of({20, 50, 80});
   if (draw.has(Feature::load_failure_fails))
     saved.connector.load_failure_policy = KVLoadFailurePolicy::fail;
-  // Only a case with a connector has abort_loading: the fault needs a load.
+  draw_aborted_load(draw, saved);
+}
+
+void draw_aborted_load(Draw& draw, SavedCase& saved) {
   if (draw.has(Feature::faults) && draw.choices.chance(50))
     saved.faults.push_back(
         faults_of(FaultPlan({{.kind = FaultKind::abort_loading, .step = draw.choices.below(8)}}))

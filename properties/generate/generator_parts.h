@@ -48,6 +48,10 @@ void draw_device_modes(Draw& draw, SavedCase& saved);
 void draw_connector(Draw& draw, SavedCase& saved);
 // Adds one or two more connectors, at any position, if the case has one.
 void draw_further_connectors(Draw& draw, SavedCase& saved);
+// With faults, may abort a request while it loads. REQUIRES: a connector whose loads take steps.
+void draw_aborted_load(Draw& draw, SavedCase& saved);
+// Returns true if a group's page cannot be planned again from its heads and states alone.
+bool has_pages_of_its_own(const KVCacheGroupSpec& group);
 // Generates prefill checkpoints and hits inside blocks, where the engine has them and the case has
 // states.
 void draw_states_as_served(Draw& draw, SavedCase& saved);

@@ -192,6 +192,14 @@ class Changer {
     return keys;
   }
 
+  // Returns the first case's choices of a part, in order.
+  std::vector<const DrawnChoice*> choices_of(PartKey key) const {
+    std::vector<const DrawnChoice*> choices;
+    for (const DrawnChoice& choice : *first_.drawn)
+      if (choice.part == key) choices.push_back(&choice);
+    return choices;
+  }
+
   // Returns the gene of a part for writing. A new one keeps the choices of the part, since it gets
   // the seed that the part already had.
   Gene& own(PartKey key) {
@@ -219,9 +227,7 @@ class Changer {
   // Changes choices of one part only: consequences in other parts follow through their ranges.
   void change_words() {
     const PartKey key = keys_[random_below(keys_.size())];
-    std::vector<const DrawnChoice*> of_part;
-    for (const DrawnChoice& choice : *first_.drawn)
-      if (choice.part == key) of_part.push_back(&choice);
+    const std::vector<const DrawnChoice*> of_part = choices_of(key);
     for (std::int64_t i = random_.between(1, 3); i > 0; --i)
       change_word(*of_part[random_below(of_part.size())]);
   }
@@ -254,10 +260,10 @@ class Changer {
   // Switches features on or off. A feature is a chance of 100, whose last value is true and whose
   // first is false.
   void toggle_features() {
+    const std::vector<const DrawnChoice*> features = choices_of(key_of(CasePart::features));
     for (std::int64_t i = random_.between(1, 3); i > 0; --i) {
-      const std::size_t feature = random_below(kNumFeatures);
-      own(key_of(CasePart::features)).words[static_cast<std::uint16_t>(feature)] =
-          random_.chance(50) ? kLastWord : 0;
+      const DrawnChoice& choice = *features[random_below(features.size())];
+      own(choice.part).words[choice.position] = random_.chance(50) ? kLastWord : 0;
     }
   }
 

@@ -130,10 +130,7 @@ void draw_host_pages(Draw& draw, SavedCase& saved) {
   }
   // Faults are generated again, because their size follows the pool.
   draw_fault_plan(draw, next);
-  if (draw.has(Feature::faults) && next.connector.has(ConnectorKind::peers) && choices.chance(50))
-    next.faults.push_back(
-        faults_of(FaultPlan({{.kind = FaultKind::abort_loading, .step = choices.below(8)}}))
-            .front());
+  if (next.connector.has(ConnectorKind::peers)) draw_aborted_load(draw, next);
   if (is_accepted(next)) saved = std::move(next);
 }
 

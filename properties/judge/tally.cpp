@@ -438,8 +438,8 @@ void TallyCounter::count_scheduled(const RecordedStep& step) {
       tally_.count(Reached::partial_block);
     // Nulls in the added blocks: the window of this step starts after them.
     if (scheduled.blocks && !scheduled.is_new)
-      tally_.count(Reached::retired_block,
-                   std::ranges::count(scheduled.blocks->front(), kNullBlock));
+      for (const std::vector<BlockId>& added : *scheduled.blocks)
+        tally_.count(Reached::retired_block, std::ranges::count(added, kNullBlock));
     if (std::ranges::find(scheduled.spec, -1) != scheduled.spec.end())
       tally_.count(Reached::placeholder_draft);
     const auto sampled = std::ranges::find(step.sampled, scheduled.id, &RecordedTokens::id);

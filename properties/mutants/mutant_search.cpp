@@ -220,6 +220,8 @@ class CaseSearch {
     if (report_.caught && report_.size.requests < large.size.requests) return;
     large.cases = report_.cases;
     large.flawed = report_.flawed;
+    large.refused = report_.refused;
+    large.refusal = report_.refusal;
     large.seconds = report_.seconds;
     large.shrink_seconds = report_.shrink_seconds;
     report_ = std::move(large);

@@ -50,7 +50,7 @@ Trace trace_with(const Trace& trace, const std::vector<bool>& keep) {
 bool is_record(const RecordedEvent& event) { return event.kind != RecordedEvent::Kind::abort; }
 
 // Removes the removed requests from the decisions, queues and tables of a step, and the events that
-// `drop` selects. Reports of workers and transfers keep their entries.
+// `drop` selects. Numbered transfers and the connectors' own JSON stay.
 template <class Drop>
 void cut_step(RecordedStep& step, const Names& gone, const Drop& drop) {
   std::erase_if(step.before, drop);
@@ -67,8 +67,16 @@ void cut_step(RecordedStep& step, const Names& gone, const Drop& drop) {
   if (step.connector) std::erase_if(*step.connector, names_gone);
   std::erase_if(step.held_drafts, names_gone);
   std::erase_if(step.stale_outputs, names_gone);
-  for (auto* names : {&step.preempted, &step.finished, &step.running, &step.waiting, &step.held})
-    std::erase_if(*names, is_gone);
+  if (step.transfers.kv_holding) std::erase_if(*step.transfers.kv_holding, names_gone);
+  std::erase_if(step.inputs.blocked, names_gone);
+  std::vector<std::vector<std::string>*> lists = {
+      &step.preempted, &step.finished,         &step.running,           &step.waiting,
+      &step.held,      &step.inputs.holding,   &step.transfers.deferred};
+  if (step.worker)
+    lists.insert(lists.end(), {&step.worker->received, &step.worker->sent, &step.worker->failed});
+  for (RecordedPartReport& report : step.transfers.parts_worker)
+    lists.insert(lists.end(), {&report.received, &report.sent});
+  for (std::vector<std::string>* names : lists) std::erase_if(*names, is_gone);
 }
 
 // Returns the recording with the kept records. If the recorded decisions are followed, the free

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <utility>
 #include <vector>
@@ -218,14 +219,18 @@ void remove_chunks(const Size& size, const Attempt& attempt) {
     }
 }
 
-// Moves the events and finished requests of dropped steps to the step after them. Without a step
-// after them there is nothing to keep.
+// Moves the events and finished requests of dropped steps to the step after them, in order: events
+// during a step precede those before the next. Without a step after them there is nothing to keep.
 void keep_events(std::vector<RecordedStep>& steps, std::size_t first, std::size_t last) {
   if (last == steps.size()) return;
   std::vector<RecordedEvent> events;
   std::vector<std::string> finished;
   for (std::size_t i = first; i <= last; ++i) {
     events.insert(events.end(), steps[i].before.begin(), steps[i].before.end());
+    if (i < last)
+      std::ranges::copy_if(steps[i].during, std::back_inserter(events), [](const auto& event) {
+        return event.kind != RecordedEvent::Kind::output;
+      });
     finished.insert(finished.end(), steps[i].finished.begin(), steps[i].finished.end());
   }
   steps[last].before = std::move(events);
