@@ -9,6 +9,7 @@
 namespace lockstep {
 namespace {
 
+// The bytes of one state tensor within its page.
 std::span<const std::uint8_t> bytes_in_page(std::span<const std::uint8_t> page,
                                             const ModelLayer& layer, std::size_t state) {
   return page.subspan(layer.state_offset(state), layer.state_bytes(state));
@@ -30,6 +31,7 @@ Checked StateChecker::check(const StepProgram& program, const StepExpectation& e
                         .words = expected.states_before[i].target,
                         .first_output = output,
                         .contents = std::span(program.contents).subspan(update.first_token)});
+    // Outputs follow each other by update, layer and state tensor: StepReadback::state_outputs.
     for (const ModelLayer& layer : model_.layers_of(update.group))
       for (const StateNumbers& of : layer.state_numbers)
         output += static_cast<std::size_t>(of.num_outputs());
@@ -37,6 +39,7 @@ Checked StateChecker::check(const StepProgram& program, const StepExpectation& e
   if (readback.state_outputs.size() != output)
     return fail("the backend read back {} outputs of states; expected {}",
                 readback.state_outputs.size(), output);
+  // Updates of one row and group are adjacent: StateUpdate.
   for (std::size_t first = 0; first < updates_.size();) {
     std::size_t last = first + 1;
     const auto goes_on = [&](const StateUpdate& next) {
@@ -46,6 +49,8 @@ Checked StateChecker::check(const StepProgram& program, const StepExpectation& e
     LS_RETURN_UNLESS_FINE(check_chain(Chain(updates_).subspan(first, last - first)));
     first = last;
   }
+  // The step stored blocks whose bytes were unknown until now. Their host blocks get them here,
+  // before check_host_tier() compares them.
   for (const HostTransfer& store : program.stores)
     if (model_.is_state_group(store.group))
       model_.settle_store(store.group, store.block, store.host);
@@ -54,7 +59,7 @@ Checked StateChecker::check(const StepProgram& program, const StepExpectation& e
 
 Checked StateChecker::check_chain(Chain chain) {
   const std::int32_t group = chain.front().of->group;
-  std::size_t output = 0;  // behind an update's first one
+  std::size_t output = 0;  // index of the next state's outputs, counted from an update's first
   for (const ModelLayer& layer : model_.layers_of(group)) {
     std::vector<std::vector<std::uint8_t>> pages;
     for (const Update& update : chain) {
@@ -69,6 +74,7 @@ Checked StateChecker::check_chain(Chain chain) {
       output += static_cast<std::size_t>(of.num_outputs());
     }
   }
+  // Only a chain without a divergence reaches this point, so the model never stores wrong bytes.
   for (Update& update : chain)
     model_.settle_state(
         group, update.of->target,
@@ -76,7 +82,8 @@ Checked StateChecker::check_chain(Chain chain) {
   return {};
 }
 
-// The result of another chain of the step, if it is known.
+// A null `before` with a known state in the block: another chain of this step wrote it and was
+// settled before this one. A block without a settled state means a start from zeros.
 std::span<const std::uint8_t> StateChecker::bytes_before(const StateWords& before, BlockId block,
                                                          const ModelLayer& layer,
                                                          std::size_t state) const {
@@ -91,22 +98,27 @@ Checked StateChecker::check_inputs(Chain chain, const ModelLayer& layer, std::si
                                    std::size_t output) {
   const StateNumbers& of = layer.state_numbers[state];
   KeptInputs kept;
-  std::size_t head = 0;  // the update that the drafts behind it belong to
+  std::size_t head = 0;  // update with the verified tokens, which the draft updates follow
   for (std::size_t i = 0; i < chain.size(); ++i) {
     Update& update = chain[i];
     const auto num_tokens = static_cast<std::size_t>(update.of->num_tokens);
     if (!update.of->is_draft) {
       head = i;
+      // The first update starts from the stored inputs, at the row that follows the accepted
+      // drafts. A later one starts from the inputs that the previous update keeps at row 0.
       kept = i == 0 ? KeptInputs{bytes_before(update.before->conv_source, update.of->conv_source,
                                               layer, state),
                                  update.of->conv_offset}
                     : KeptInputs{bytes_of_state(chain[i - 1].words, layer, state), 0};
       const std::size_t with_drafts = num_tokens + static_cast<std::size_t>(update.of->num_drafts);
+      // The update also keeps the inputs of its drafts. The next step picks the row at which it
+      // resumes by the number of accepted drafts (conv_offset), so drafts need no copies.
       keep_inputs(of, kept, update.contents.first(with_drafts), update.of->num_tokens,
                   bytes_of_state(update.words, layer, state));
     }
     const auto should = bytes_of_state(std::as_const(update.words), layer, state);
     const auto is = bytes_in_page(pages[i], layer, state);
+    // A draft's update changes no inputs: its block must still hold its earlier bytes.
     if (const auto at = std::ranges::mismatch(should, is); at.in1 != should.end()) {
       const std::int64_t item = itemsize_bytes(of.dtype);
       const std::int64_t element = (at.in1 - should.begin()) / item;
@@ -117,6 +129,7 @@ Checked StateChecker::check_inputs(Chain chain, const ModelLayer& layer, std::si
     counts_.state_numbers_checked += layer.state_bytes(state) / itemsize_bytes(of.dtype);
     const auto first =
         static_cast<std::size_t>(update.of->first_token - chain[head].of->first_token);
+    // A draft's output depends on the tokens and drafts before it, from the head's first token.
     const auto contents = chain[head].contents.first(first + num_tokens);
     if (auto wrong = check_outputs(update, layer, state, convolve_last(of, kept, contents), output);
         !wrong)
@@ -133,20 +146,25 @@ Checked StateChecker::check_recurrence(Chain chain, const ModelLayer& layer, std
   const Update& start = chain.front();
   std::int64_t num_tokens = 0;
   for (const Update& update : chain) num_tokens += update.of->num_tokens;
+  // Kernels advance several tokens in pieces (chunked scan), but drafts token by token: the two
+  // forms have different rounding errors.
   Recurrence recurrence(of, bytes_before(start.before->source, start.of->source, layer, state),
                         num_tokens > 1 && start.of->num_drafts == 0);
   for (std::size_t i = 0; i < chain.size(); ++i) {
     Update& update = chain[i];
     for (const ContentId content : update.contents.first(update.of->num_tokens))
       recurrence.advance(content);
+    // Storing a state ends a piece of the chunked form.
     recurrence.end_piece();
     const auto is = bytes_in_page(pages[i], layer, state);
     for (std::int64_t e = 0; e < layer.state_bytes(state) / item; ++e) {
+      // The comparison is written so that NaN, which compares false, is a divergence.
       const double found = number_at(is.data() + e * item, of.dtype);
       if (std::abs(found - recurrence.value(e)) <= recurrence.bound(e)) continue;
       return diagnosis_.state(*update.of, layer, state, e, recurrence.value(e), found,
                               recurrence.bound(e));
     }
+    // Adopts the backend's bytes: invariant (2) of StateChecker.
     std::ranges::copy(is, bytes_of_state(update.words, layer, state).begin());
     counts_.state_numbers_checked += layer.state_bytes(state) / itemsize_bytes(of.dtype);
     LS_RETURN_UNLESS_FINE(check_outputs(update, layer, state, recurrence.outputs(), output));
@@ -169,9 +187,11 @@ Checked StateChecker::check_outputs(const Update& update, const ModelLayer& laye
 
 namespace {
 
+// Pages per fingerprint call; bounds page_ids_ and fingerprints_ for pools with millions of pages.
 constexpr std::size_t kPagesAtATime = 4096;
 
-// A readback that lacks what was asked for is the backend's programming error, not a divergence.
+// Refuses a readback with missing parts. That is a programming error of the backend, so it is an
+// Error and not a divergence.
 Result<void> check_sizes(const StepProgram& program, const StepReadback& readback,
                          std::size_t num_groups) {
   const bool sound = readback.tables.size() == num_groups &&
@@ -203,6 +223,7 @@ Checked Comparer::check_reused(const StepProgram& program, std::span<const Reque
   pages_.clear();
   for (const PoisonBlock& poison : program.poison) model_.pages_of(poison.block, pages_);
   std::ranges::sort(pages_);
+  // Blocks share pages where a layout keeps K and V of all blocks apart: rule (7).
   pages_.erase(std::unique(pages_.begin(), pages_.end()), pages_.end());
   return check_pages(Phase::reuse, pages_, nullptr);
 }
@@ -213,14 +234,19 @@ Checked Comparer::check_step(const StepProgram& program, std::span<const Request
   diagnosis_.begin_step(program, requests);
   const auto num_groups = static_cast<std::size_t>(model_.num_groups());
   LS_RETURN_IF_ERROR(check_sizes(program, readback, num_groups));
+  // The backend's own memory checker comes first: its report names the faulty access, while the
+  // later comparisons only show the consequences.
   if (!readback.reports.empty()) return diagnosis_.report(readback.reports.front());
   LS_RETURN_UNLESS_FINE(check_tables(program, requests, readback));
   LS_RETURN_UNLESS_FINE(check_slots(expected, readback, chain));
+  // Settles the states, without which pages that hold them have no image. So it precedes
+  // check_pages().
   if (model_.has_real_states()) LS_RETURN_UNLESS_FINE(states_.check(program, expected, readback));
   LS_RETURN_UNLESS_FINE(check_pages(Phase::page_written, model_.written_pages(), &chain));
   LS_RETURN_UNLESS_FINE(check_host_tier(chain));
   LS_RETURN_UNLESS_FINE(check_digests(program, planner, readback));
   LS_RETURN_UNLESS_FINE(check_outputs(program, planner, readback));
+  // Untouched pages stay out of the hash chain: how many are compared is an option of the run.
   return check_pages(Phase::page_untouched, next_untouched(), nullptr);
 }
 
@@ -233,6 +259,7 @@ Checked Comparer::check_tables(const StepProgram& program, std::span<const Reque
              readback.table_ends[group].size(), program.rows.size());
     std::size_t begin = 0;
     for (std::size_t row = 0; row < program.rows.size(); ++row) {
+      // Rows are concatenated; row i ends at table_ends[g][i].
       const std::size_t end = readback.table_ends[group][row];
       const auto found = entries.subspan(begin, end - begin);
       begin = end;
@@ -248,6 +275,7 @@ Checked Comparer::check_tables(const StepProgram& program, std::span<const Reque
 Checked Comparer::check_slots(const StepExpectation& expected, const StepReadback& readback,
                               StateHashChain& chain) {
   for (std::int32_t g = 0; g < model_.num_groups(); ++g) {
+    // States are addressed by blocks, not by slots.
     if (model_.is_state_group(g)) continue;
     const std::vector<Slot>& slots = expected.slot_mappings[g];
     const std::vector<Slot>& found = readback.slot_mappings[g];
@@ -282,6 +310,7 @@ Checked Comparer::check_outputs(const StepProgram& program, const ProbePlanner& 
              readback.outputs.size());
     for (std::size_t e = 0; e < expected.output.size(); ++e, ++at) {
       const double found = readback.outputs[at];
+      // An infinite expected value must not pass as equal to an infinite output.
       if (std::isfinite(found) && std::abs(found - expected.output[e]) <= expected.tolerance)
         continue;
       return diagnosis_.output(program.queries[i], expected.request, e, expected.output[e], found,
@@ -304,6 +333,7 @@ Checked Comparer::check_pages(Phase phase, std::span<const ModelPage> pages,
     fingerprints_.assign(part.size(), {});
     LS_RETURN_IF_ERROR(backend_.fingerprint_pages(page_ids_, fingerprints_));
     for (std::size_t i = 0; i < part.size(); ++i) {
+      // Cheap: the model maintains its sums as rows are written.
       const PageSum expected = model_.fingerprint(part[i]);
       if (expected.a != fingerprints_[i].a || expected.b != fingerprints_[i].b)
         return diagnosis_.page(phase, part[i]);
@@ -318,7 +348,8 @@ Checked Comparer::check_pages(Phase phase, std::span<const ModelPage> pages,
   return {};
 }
 
-// The next pages in the order of tensors and blocks, without those that the step wrote.
+// A pool with fewer pages than untouched_pages is compared whole once per step. Written pages use
+// up their turn: check_pages() has just compared them.
 std::span<const ModelPage> Comparer::next_untouched() {
   pages_.clear();
   const std::int64_t total = model_.num_tensors() * model_.num_blocks();
@@ -327,6 +358,7 @@ std::span<const ModelPage> Comparer::next_untouched() {
   for (std::int64_t i = 0; i < count; ++i, rotation_ = (rotation_ + 1) % total) {
     const ModelPage page{static_cast<std::int32_t>(rotation_ / model_.num_blocks()),
                          static_cast<std::int32_t>(rotation_ % model_.num_blocks())};
+    // REQUIRES: written_pages() is sorted, which MemoryModel guarantees.
     if (!std::ranges::binary_search(written, page)) pages_.push_back(page);
   }
   return pages_;
@@ -342,7 +374,8 @@ Checked Comparer::check_all_pages() {
   return check_hosts(hosts, nullptr);
 }
 
-// What the step stored, and the next few of the others.
+// Host blocks that the step stored to are compared again if their turn comes in the rotation. That
+// costs little, since only a few host blocks take part per step.
 Checked Comparer::check_host_tier(StateHashChain& chain) {
   LS_RETURN_UNLESS_FINE(check_hosts(model_.written_hosts(), &chain));
   std::vector<HostBlockId> next;

@@ -14,6 +14,8 @@
 namespace lockstep {
 namespace {
 
+// Describes what a step did for one request. A slice of one token counts as decode only if it is
+// the last known token; a one-token chunk of a prefill is not.
 std::string what_runs(const StepProgram& program, const WorkerRequest& request,
                       const RowSlice& slice) {
   const std::int64_t last = std::int64_t{slice.first_position} + slice.num_tokens;
@@ -24,7 +26,7 @@ std::string what_runs(const StepProgram& program, const WorkerRequest& request,
                      program.contents.size());
 }
 
-// Counts the bytes of the page that are wrong. -1: none is.
+// Returns the first wrong byte of the page, -1 if all are right. Counts the wrong ones.
 std::int64_t first_wrong_byte(Divergence& found) {
   LS_CHECK(found.found_page.size() == found.expected_page.size(), "{} bytes read, {} expected",
            found.found_page.size(), found.expected_page.size());
@@ -62,7 +64,8 @@ void Diagnosis::set_layer(Divergence& found, std::int32_t layer) const {
   found.tensor = of.memory.tensor;
 }
 
-// What the step did for the request that the divergence is about, when it did anything.
+// A divergence may concern a request that the step does not schedule; `doing` then keeps the step's
+// totals.
 void Diagnosis::set_doing(Divergence& found) const {
   for (std::size_t i = 0; i < requests_.size(); ++i) {
     const WorkerRequest& request = worker_.at(requests_[i]);
@@ -71,7 +74,8 @@ void Diagnosis::set_doing(Divergence& found) const {
   }
 }
 
-// The expected owner of a byte: request, layer, slot, token.
+// Sets the expected owner of a byte: request, layer, slot and token. Bytes outside every layer are
+// "free" if no group owns the block, else padding.
 void Diagnosis::set_owner(Divergence& found, ModelPage page, std::int64_t byte) const {
   const ByteOwner owner = model_.owner_of(page, byte);
   found.tensor = page.tensor;
@@ -93,6 +97,7 @@ void Diagnosis::set_owner(Divergence& found, ModelPage page, std::int64_t byte) 
     found.token = block.state.num_tokens;
     return;
   }
+  // Tokens, also where a row covers several of them: slot_offset is that of the row's last token.
   found.slot = index_of(owner.block) * model_.block_size(owner.group) + owner.slot_offset;
   if (const SlotContent* slot =
           model_.slot_content(owner.group, owner.block, owner.slot_offset, layer.lane)) {
@@ -115,6 +120,8 @@ void Diagnosis::set_journal(Divergence& found, ModelPage page, std::int64_t byte
                                model_.writer_name(block.state.writer), block.state.num_tokens,
                                block.state.step);
   }
+  // The two writers are independent: the model's is the write that should have been last, the
+  // backend's the one that was.
   const auto writer = backend_.who_wrote({page.tensor, BlockId{page.index}}, byte);
   if (writer)
     found.writer += fmt::format("; the device: kernel {}, step {}, {}", writer->kernel,
@@ -140,10 +147,12 @@ Result<Divergence> Diagnosis::page(Phase phase, ModelPage page) {
   set_journal(found, page, first);
   set_doing(found);
   const ByteOwner owner = model_.owner_of(page, first);
+  // set_owner() names what belongs at the byte. The content that is there is searched below.
   const auto at = static_cast<std::size_t>(first);
   found.expected = hex_bytes(std::span(found.expected_page).subspan(at));
   found.found = hex_bytes(std::span(found.found_page).subspan(at));
-  // A row is looked up whole, or its first piece; anything else from its word on.
+  // A row is looked up whole, or its first piece if its scales are stored elsewhere. Any other byte
+  // is looked up from the start of its 8-byte word, with 64 bytes of context.
   const bool row = owner.what == ByteOwner::What::row &&
                    owner.byte_in_row < rest_of_piece(model_.layers()[owner.layer], 0);
   const std::int64_t begin = row ? first - owner.byte_in_row : first / 8 * 8;
@@ -170,6 +179,7 @@ Divergence Diagnosis::table(std::size_t row, std::int32_t group,
   Divergence found = about(Phase::block_table);
   const WorkerRequest& request = worker_.at(requests_[row]);
   const std::vector<BlockId>& expected = request.tables[group];
+  // Compares up to the shorter length: the first difference may be that one table ends.
   std::size_t entry = 0;
   while (entry < expected.size() && entry < found_row.size() &&
          index_of(expected[entry]) == found_row[entry])
@@ -197,9 +207,11 @@ Divergence Diagnosis::slot(std::int32_t group, std::size_t token, Slot expected,
   found.expected = fmt::format("{}", expected);
   found.found = fmt::format("{}", found_slot);
   const bool is_encoder = model_.is_encoder_group(group);
+  // Entries of encoder groups are rows in the order of encoder_slices, not tokens of the batch.
   std::string whose = is_encoder ? "a row of an encoder" : "a padded token, which writes nothing";
   for (std::size_t i = 0; i < program_->rows.size() && !is_encoder; ++i) {
     const RowSlice& slice = program_->rows[i];
+    // Tokens of a step are concatenated row after row, as in slot_mapping of an engine.
     const auto offset = static_cast<std::int64_t>(token) - slice.first_token;
     if (offset < 0 || offset >= slice.num_tokens) continue;
     const WorkerRequest& request = worker_.at(requests_[i]);
@@ -219,6 +231,7 @@ void Diagnosis::set_slot(Divergence& found, const WorkerRequest& request,
                          std::int64_t position) const {
   const std::int64_t num_sinks = model_.layers_of(found.group).front().num_sinks;
   const auto [entry, offset] =
+      // Sinks are in no table: sink row i is in block 1 + i / block_size, from block 1: rule (22).
       place_of_token(model_, worker_, found.group, std::max<std::int64_t>(position - num_sinks, 0));
   const bool is_sink = position < num_sinks;
   const std::int64_t size = model_.block_size(found.group);
@@ -230,12 +243,14 @@ void Diagnosis::set_slot(Divergence& found, const WorkerRequest& request,
 }
 
 Result<bool> Diagnosis::reads_wrong(const AttentionProbe& probe, WorkerRequest& request) {
+  // A program with one probe and no write: executing it changes no memory.
   StepProgram program;
   program.step = program_->step;
   program.probes.push_back(probe);
   StepReadback readback;
   LS_RETURN_IF_ERROR(backend_.execute(program, readback));
   const ModelLayer& layer = model_.layers()[probe.layer];
+  // Rows of a draft model have contents of their own, which depend on the accepted tokens.
   if (layer.lane > 0)
     return readback.digests.at(0) !=
            draft_probe(model_, request, layer, probe.first, probe.last).digest;
@@ -245,6 +260,8 @@ Result<bool> Diagnosis::reads_wrong(const AttentionProbe& probe, WorkerRequest& 
 
 Result<Divergence> Diagnosis::digest(const AttentionProbe& probe, RequestId id,
                                      std::uint64_t expected, std::uint64_t found_digest) {
+  // A digest is a sum over positions. If a range reads wrong and its first half does not, its
+  // second half does.
   Divergence found = about(Phase::attention_digest);
   WorkerRequest& request = worker_.at(id);
   found.request = request.name;
@@ -256,6 +273,7 @@ Result<Divergence> Diagnosis::digest(const AttentionProbe& probe, RequestId id,
                                         found.layer_name, request.name, probe.first, probe.last);
   AttentionProbe part = probe;
   LS_ASSIGN_OR_RETURN(const bool still_wrong, reads_wrong(part, request));
+  // No position can be named, so the divergence points at the first of the range.
   if (!still_wrong) {
     set_slot(found, request, probe.first);
     found.message = fmt::format(
@@ -273,6 +291,7 @@ Result<Divergence> Diagnosis::digest(const AttentionProbe& probe, RequestId id,
   }
   set_slot(found, request, part.first);
   const ModelLayer& layer = model_.layers()[probe.layer];
+  // From the position to the byte of its first row, head 0: enough to find the writer.
   const std::int64_t offset = found.slot % model_.block_size(found.group);
   const auto at =
       model_.place_of(layer, layer.memory.row_begin(static_cast<BlockId>(found.block), 0,
@@ -299,6 +318,7 @@ Divergence Diagnosis::output(const AttentionQuery& query, RequestId id, std::siz
   set_slot(found, request, query.last - 1);
   const ModelLayer& layer = model_.layers()[query.layer];
   found.head = static_cast<std::int32_t>(static_cast<std::int64_t>(element) / layer.head_size);
+  // Outputs are fp32, [num_query_heads, head_size].
   found.byte = static_cast<std::int64_t>(element) * 4;
   found.expected = fmt::format("{:.9g}", expected);
   found.found = fmt::format("{:.9g}", found_value);
@@ -315,6 +335,7 @@ Divergence Diagnosis::output(const AttentionQuery& query, RequestId id, std::siz
 Divergence Diagnosis::report(const MemoryReport& report) {
   Divergence found = about(Phase::memory_check);
   found.message =
+      // Some checkers already start their message with the kind.
       report.message.starts_with(report.kind)
           ? report.message
           : fmt::format("{} in kernel {}: {}", report.kind, report.kernel, report.message);
@@ -322,6 +343,8 @@ Divergence Diagnosis::report(const MemoryReport& report) {
   found.sanitizer_words = report.sanitizer_words;
   if (!report.page) return found;
   const ModelPage page{report.page->tensor, index_of(report.page->block)};
+  // The page comes from the backend, so it may be any number. Owner and journal require a valid
+  // one.
   const bool inside = page.tensor >= 0 && page.tensor < model_.num_tensors() && page.index >= 0 &&
                       page.index < model_.num_blocks() && report.byte_in_page >= 0 &&
                       report.byte_in_page < model_.page_size_bytes(page.tensor);
@@ -336,6 +359,8 @@ std::vector<PageSpan> page_spans(const MemoryModel& model, ModelPage page) {
   const std::int64_t size = model.page_size_bytes(page.tensor);
   for (std::int64_t byte = 0; byte < size;) {
     const ByteOwner owner = model.owner_of(page, byte);
+    // One owner_of() call per run, not per byte: a row's piece or a state ends where its layer
+    // says.
     PageSpan span{.first_byte = byte, .size_bytes = 1, .what = "unused"};
     if (owner.layer >= 0) {
       const ModelLayer& layer = model.layers()[owner.layer];
@@ -358,6 +383,8 @@ std::vector<PageSpan> page_spans(const MemoryModel& model, ModelPage page) {
             fmt::format("{}, layer {} ({})", part_name(layer, owner.part), owner.layer, whose);
       }
     } else {
+      // Unused bytes have no natural end: extend the run byte by byte to the next layer's first
+      // byte.
       while (byte + span.size_bytes < size &&
              model.owner_of(page, byte + span.size_bytes).layer < 0)
         ++span.size_bytes;
@@ -373,7 +400,8 @@ std::vector<PageSpan> page_spans(const MemoryModel& model, ModelPage page) {
 
 namespace {
 
-// The group whose blocks fill a host block to its end.
+// Returns the group whose blocks fill a host block to its end. Reading by this group returns all
+// bytes of a host block, whatever group stored to it.
 std::int32_t largest_group(const MemoryModel& model) {
   std::int32_t largest = 0;
   for (std::int32_t g = 0; g < model.num_groups(); ++g)
@@ -381,7 +409,7 @@ std::int32_t largest_group(const MemoryModel& model) {
   return largest;
 }
 
-// "group 0's tokens 16 to 31 of r3", as far as the model knows.
+// Describes a host block's content: "group 0's block, r3's tokens from 16 on".
 std::string stored_there(const MemoryModel& model, const HostContent& host) {
   if (host.group < 0) return "nothing was stored there";
   std::string what = fmt::format("group {}'s block", host.group);
@@ -418,6 +446,7 @@ Result<Divergence> Diagnosis::host_block(HostBlockId host) {
   const auto at = static_cast<std::size_t>(found.byte);
   found.expected = hex_bytes(std::span(found.expected_page).subspan(at));
   found.found = hex_bytes(std::span(found.found_page).subspan(at));
+  // The bytes of a host block past its group's size are those of an earlier, larger block.
   const bool behind = content.group < 0 || found.byte >= model_.host_bytes_of(content.group);
   if (!behind) set_layer(found, model_.host_layer_at(content.group, found.byte));
   found.message = fmt::format(
@@ -428,7 +457,8 @@ Result<Divergence> Diagnosis::host_block(HostBlockId host) {
   return found;
 }
 
-// States of real numbers that are too far off, and what came out of them.
+// Starts a divergence about a state. Its token is the number of tokens that the state covers after
+// the update.
 
 Divergence Diagnosis::about_state(Phase phase, const StateUpdate& update, const ModelLayer& layer,
                                   std::size_t state) const {
@@ -464,6 +494,7 @@ Divergence Diagnosis::state_output(const StateUpdate& update, const ModelLayer& 
                                    std::size_t state, std::int64_t element, double expected,
                                    double found_value, double tolerance) const {
   Divergence found = about_state(Phase::state_output, update, layer, state);
+  // a count of tokens becomes the position of the last one
   --found.token;
   found.byte = element * 4;
   found.expected = fmt::format("{:.9g}", expected);

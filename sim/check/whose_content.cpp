@@ -10,21 +10,24 @@
 namespace lockstep {
 namespace {
 
+// A row's position in the cache: block id, and offset of its token's slot in the block.
 struct RowPlace {
   std::int32_t block = 0;
   std::int64_t slot_offset = 0;
   const SlotContent* slot = nullptr;
 };
 
+// A candidate row and its agreement with the bytes. words == 0: no match.
 struct Match {
-  std::size_t words = 0;   // that agree
-  std::int64_t shift = 0;  // of the row's words against the bytes, in words
+  std::size_t words = 0;   // number of equal words
+  std::int64_t shift = 0;  // words of the row before the first one compared
   const ModelLayer* layer = nullptr;
+  // index in ModelLayer::coords: part * num_kv_heads + head
   std::size_t coord = 0;
   RowPlace place;
 };
 
-// How many of the words are those of the row, from its word `shift` on.
+// Counts the words that equal those of the row, compared from the row's word `shift`.
 std::size_t count_matches(std::span<const std::uint64_t> words, std::span<const std::uint64_t> row,
                           std::size_t shift) {
   std::size_t matches = 0;
@@ -33,8 +36,10 @@ std::size_t count_matches(std::span<const std::uint64_t> words, std::span<const 
   return matches;
 }
 
-// The row that shares most words with `words`. Except for its exponents a word of a row is 64 bits
-// of hash (at least 32 random bits), so one equal word is no accident.
+// Returns the row with the most words in common with `words`. Except for its exponents, a word of a
+// row is 64 bits of hash with at least 32 random bits: a single equal word is not an accident.
+// `shifted` also tries the row from each of its later words, for rows written at a wrong offset.
+// Costs (live rows) * (words per row), squared in the words if shifted.
 Match best_row(const MemoryModel& model, std::span<const std::uint64_t> words, bool shifted) {
   Match best;
   for (const ModelLayer& layer : model.layers()) {
@@ -43,6 +48,7 @@ Match best_row(const MemoryModel& model, std::span<const std::uint64_t> words, b
     std::vector<std::uint64_t> row(static_cast<std::size_t>(num_words(layer.row_size_bytes)));
     for (std::int32_t b = 0; b < model.num_blocks(); ++b) {
       const BlockContent& block = model.block(static_cast<BlockId>(b));
+      // Groups overlay each other in one buffer; only the owning group's content is in the block.
       if (block.group != layer.group) continue;
       for (std::int64_t offset = 0; offset < model.block_size(layer.group); ++offset) {
         const SlotContent* slot =
@@ -76,6 +82,8 @@ std::string describe(const MemoryModel& model, const Match& match) {
   return text;
 }
 
+// Returns the name of the poison pattern that the word is, empty if it is none. Poison word i of a
+// page is key ^ i, so word ^ key must be a small index within the page.
 std::string poison_name(const MemoryModel& model, std::uint64_t word) {
   constexpr std::string_view kinds[] = {"never allocated", "allocated and not written since",
                                         "padding", "allocated to be zeroed, and not zeroed"};
@@ -90,6 +98,8 @@ std::string poison_name(const MemoryModel& model, std::uint64_t word) {
   return {};
 }
 
+// Returns the name of the state that contains the word, empty if there is none. Only states of
+// known words can match; unsettled real numbers have none.
 std::string state_name(const MemoryModel& model, std::uint64_t word) {
   for (std::int32_t b = 0; b < model.num_blocks(); ++b) {
     const BlockContent& block = model.block(static_cast<BlockId>(b));
@@ -114,13 +124,18 @@ std::string part_name(const ModelLayer& layer, std::int64_t part) {
 
 std::string whose_content(const MemoryModel& model, const ByteOwner& owner, std::int64_t first_byte,
                           std::span<const std::uint8_t> found) {
+  // Zeros are the content of a zeroed block. Report them before the search, in which no row matches
+  // them.
   if (std::ranges::all_of(found, [](std::uint8_t byte) { return byte == 0; })) return "zeros";
   std::vector<std::uint64_t> words;
   for (std::size_t i = 0; i < found.size() / 8; ++i) words.push_back(load_word(found, i));
   if (words.empty()) return {};
+  // Likeliest first: another row in the same place, then poison, then states, then a row at a wrong
+  // offset, which is also the most expensive search.
   if (owner.what == ByteOwner::What::row)
     if (const Match match = best_row(model, words, false); match.words > 0)
       return describe(model, match);
+  // Poison words are aligned to the page; an unaligned read has none of them whole.
   if (first_byte % 8 == 0)
     for (const std::uint64_t word : words)
       if (std::string poison = poison_name(model, word); !poison.empty()) return poison;
