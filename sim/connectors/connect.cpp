@@ -13,14 +13,17 @@
 namespace lockstep {
 namespace {
 
-// A connector and what it moves: peers, a host tier, or host pages.
+// One connector and its transfers. Exactly one of these is set: peers with their workers, a host
+// tier, or the workers of host pages.
 struct Part {
+  // Peers are two objects: SimulatedConnector answers and reports, PeerTransfers moves blocks.
   std::unique_ptr<SimulatedConnector> workers = nullptr;
   std::unique_ptr<PeerTransfers> peers = nullptr;
   std::unique_ptr<OffloadConnector> tier = nullptr;
   std::unique_ptr<PageWorkers> pages = nullptr;
   std::int64_t num_host_blocks = 0;
 
+  // Returns the three interfaces of the part. For a tier and page workers they are one object.
   TransferPart pointers() const {
     if (tier != nullptr) return {tier.get(), tier.get(), tier.get(), num_host_blocks};
     if (pages != nullptr) return {pages.get(), pages.get(), pages.get(), num_host_blocks};
@@ -29,6 +32,7 @@ struct Part {
 };
 using Parts = std::vector<Part>;
 
+// Makes a connector with unknown peers. `groups` empty: groups without windows and host pages.
 Part peer_part(const SimulatedConnectorOptions& options, bool takes_several_groups,
                std::int64_t num_host_blocks, std::span<const KVCacheGroupSpec> groups = {},
                std::int64_t num_pool_blocks = 0) {
@@ -39,6 +43,8 @@ Part peer_part(const SimulatedConnectorOptions& options, bool takes_several_grou
   return part;
 }
 
+// A workload whose connectors are those of parts_. Everything except transfers is the inner
+// workload's. The class only keeps empty steps running while a transfer is pending.
 class ConnectedWorkload final : public Workload {
  public:
   // REQUIRES: at least one part.
@@ -51,7 +57,9 @@ class ConnectedWorkload final : public Workload {
     for (const Part& part : parts_) pointers.push_back(part.pointers());
     MultiTransfers& all = all_.emplace(std::move(pointers), async_scheduling);
     for (const Part& part : parts_)
-      if (part.workers != nullptr)  // the others load too
+      // A peer that would hold a finished request's blocks must check whether another part loads
+      // into them: invariant (4) of multi_connector.h.
+      if (part.workers != nullptr)
         part.workers->ask_about_loads(
             [&all](RequestId request) { return all.is_loading(request); });
     used_ = {&all, &all, &all, 0};
@@ -61,6 +69,7 @@ class ConnectedWorkload final : public Workload {
   TransferPlanner* transfers() override { return used_.transfers; }
   bool is_busy() const override { return was_busy_; }
   Result<void> connector_report(KVConnectorOutput& report) override {
+    // Read before report(): a transfer that completes in this report still kept the step busy.
     was_busy_ = used_.workers->is_busy();
     copied_pages_ = std::ranges::any_of(
         parts_, [](const Part& part) { return part.pages != nullptr && part.pages->is_busy(); });
@@ -69,8 +78,11 @@ class ConnectedWorkload final : public Workload {
   }
   Result<Turn> next_turn(const LoopState& state, std::vector<WorkloadEvent>& events) override {
     LoopState seen = state;
+    // An idle step ends the run, or jumps to the next arrival. Neither may happen during a
+    // transfer.
     seen.idle &= !was_busy_;
-    seen.unfinished |= copied_pages_;  // an engine steps on until its pages have arrived
+    // An engine runs steps until its pages have arrived, even without a request.
+    seen.unfinished |= copied_pages_;
     return inner_->next_turn(seen, events);
   }
   Result<void> sample(std::int64_t step, std::span<const SampledRow> rows,
@@ -98,12 +110,14 @@ class ConnectedWorkload final : public Workload {
  private:
   std::unique_ptr<Workload> inner_;
   const Parts parts_;
-  std::optional<MultiTransfers> all_;  // of several parts
+  std::optional<MultiTransfers> all_;  // of several parts; absent: there is only one
   TransferPart used_;                  // the only part, or all of them
   bool was_busy_ = false;
-  bool copied_pages_ = false;  // with the last report, or before it
+  bool copied_pages_ = false;  // true if page workers were busy before the last report
 };
 
+// Returns the options of peers for this run. A failure rate of 0 also excludes dead peers: their
+// loads fail in the same way.
 SimulatedConnectorOptions peers_of(const ConnectorConfig& connector, const EngineConfig& engine,
                                    const KVCacheConfig& plan, std::int32_t num_ranks,
                                    std::uint64_t seed) {
@@ -111,10 +125,14 @@ SimulatedConnectorOptions peers_of(const ConnectorConfig& connector, const Engin
   options.async_scheduling = engine.async_scheduling;
   options.seed = seed;
   if (connector.load_failed_percent) {
+    // An explicit rate replaces the default of 10 %.
     options.lossy_percent = *connector.load_failed_percent;
     if (options.lossy_percent == 0) options.dead_percent = 0;
   }
   options.num_groups = static_cast<std::int32_t>(plan.groups.size());
+  // A prefix elsewhere must end at a block boundary of every group. Under context parallelism an
+  // entry of a sharded group's table covers block_size tokens on each rank. Example: groups of 16
+  // and 48 tokens, 2 ranks: lcm(32, 96) = 96.
   options.block_size = 1;
   for (const KVCacheGroupSpec& group : plan.groups)
     options.block_size =
@@ -123,6 +141,7 @@ SimulatedConnectorOptions peers_of(const ConnectorConfig& connector, const Engin
   return options;
 }
 
+// Makes one connector of the spec. Each kind reads only the options that apply to it.
 Part make_part(ConnectorKind kind, const ConnectorConfig& connector, const EngineConfig& engine,
                const KVCacheConfig& plan, std::int32_t num_ranks, std::uint64_t seed) {
   if (kind == ConnectorKind::page_workers) {
@@ -147,12 +166,15 @@ Part make_part(ConnectorKind kind, const ConnectorConfig& connector, const Engin
   return part;
 }
 
-// One that says what it lacks.
+// Refuses a planted defect that cannot show in this run, and states what is missing. Without this
+// check a mutation test would pass because the defect never ran.
 Result<void> check_defects(const ConnectorConfig& connector, const KVCacheConfig& plan) {
   if (connector.defect != ConnectorDefect::none && !connector.has(ConnectorKind::host))
     return fail("mutant: {} is planted in a host tier; add --connector host",
                 name_of(connector.defect));
   if (connector.setup_defect == MultiConnectorDefect::none) return {};
+  // hma_before_config shows before a plan exists: with a host tier as the only connector,
+  // hybrid_groups_of() fails. A run that gets here has not met the defect.
   const bool shows = connector.setup_defect == MultiConnectorDefect::hma_any &&
                      connector.has(ConnectorKind::one_group_peers) && plan.groups.size() > 1;
   if (shows) return {};
@@ -163,6 +185,7 @@ Result<void> check_defects(const ConnectorConfig& connector, const KVCacheConfig
                   : "--connector host alone");
 }
 
+// Describes one connector for a person.
 std::string part_text(ConnectorKind kind, const ConnectorConfig& connector) {
   if (kind == ConnectorKind::host)
     return fmt::format("a host tier of {} block{}, transfers up to {} step{} late",
@@ -194,7 +217,8 @@ std::unique_ptr<Workload> connect(std::unique_ptr<Workload> inner, const Connect
                                   std::int32_t num_ranks, std::uint64_t seed) {
   if (connector.parts.empty()) return inner;
   Parts parts;
-  // Each has its own seed; the first, or only one, has that of the run.
+  // Each connector has its own seed. The first has that of the run, so adding a second connector
+  // does not change the first one's answers.
   for (const ConnectorKind kind : connector.parts)
     parts.push_back(make_part(kind, connector, engine, plan, num_ranks,
                               parts.empty() ? seed : splitmix64(seed + parts.size())));
@@ -203,6 +227,8 @@ std::unique_ptr<Workload> connect(std::unique_ptr<Workload> inner, const Connect
 }
 
 ConnectorClass class_of(ConnectorKind kind) {
+  // vLLM names its host tier OffloadingConnector; peers have no class there, so they keep the name
+  // of their kind.
   return {.name = kind == ConnectorKind::host           ? "OffloadingConnector"
                   : kind == ConnectorKind::page_workers ? "PageWorkers"
                                                         : std::string(name_of(kind)),
@@ -219,7 +245,8 @@ std::string connector_text(const ConnectorConfig& connector) {
   return text;
 }
 
-// A host tier alone is what the engine's own offloading sets up, without naming a connector.
+// A host tier as the only connector stands for the engine's own offloading option, which names no
+// connector. With other connectors it is one part of a MultiConnector.
 Result<bool> hybrid_groups_of(const ConnectorConfig& connector, std::optional<bool> hybrid_groups) {
   MultiConnectorConfig config{.connectors = {}, .offloads = false, .hybrid_groups = hybrid_groups};
   if (connector.parts == std::vector{ConnectorKind::host})
@@ -238,10 +265,12 @@ RunTraits connector_traits(const ConnectorConfig& config) {
   const auto num = [&](ConnectorKind kind) { return std::ranges::count(config.parts, kind); };
   const auto num_peers = num(ConnectorKind::peers);
   traits.add_if(config.has(ConnectorKind::host), host_tier);
+  // With the planted defect the engine accepts these peers, so the combination must not be refused.
   traits.add_if(config.has(ConnectorKind::one_group_peers) &&
                     config.setup_defect != MultiConnectorDefect::hma_any,
                 one_group_peers);
   traits.add_if(config.has(ConnectorKind::page_workers), hisparse_workers);
+  // Host pages run with exactly one set of page workers, and with at most one peer connector.
   traits.add_if(num(ConnectorKind::page_workers) != 1 || num_peers > 1 ||
                     std::ssize(config.parts) > 1 + num_peers,
                 other_parts);
@@ -264,7 +293,8 @@ std::int64_t num_host_blocks(ConnectorKind kind, const ConnectorConfig& connecto
   return kind == ConnectorKind::host ? connector.num_host_blocks : plan.num_blocks;
 }
 
-// A connector that is not of this configuration, a recorded one, has unknown peers.
+// Without parts, a recorded connector may still move blocks: it has unknown peers, which need one
+// host block per block of the pool.
 std::int64_t num_host_blocks(const ConnectorConfig& connector, const EngineConfig& engine,
                              const KVCacheConfig& plan) {
   std::int64_t sum = engine.host_pool_num_blocks;

@@ -8,12 +8,16 @@
 namespace lockstep {
 namespace {
 
+// The connector that vLLM's native offloading sets (_post_init_kv_transfer_config() in
+// vllm/config/vllm.py). A function static, because connector_classes() copies it.
 const ConnectorClass& offloading_connector() {
   static const ConnectorClass offloading{"OffloadingConnector", true};
   return offloading;
 }
 
-// One that is known, and supports several groups if all of `connectors` do.
+// Decides whether the connectors support several groups: all must. MultiConnector itself subclasses
+// SupportsHMA, so checking the class alone would accept any parts; vLLM 0.22.1 checks each part
+// (config/vllm.py, __post_init__()).
 Result<bool> all_support_hybrid_groups(const std::vector<ConnectorClass>& connectors,
                                        MultiConnectorDefect defect) {
   if (connectors.empty()) return fail("the KV transfer has no connector; name one");
@@ -49,18 +53,20 @@ Result<MultiConnectorSetup> set_up_connectors(const MultiConnectorConfig& config
   MultiConnectorSetup setup{.connectors = config.connectors, .hybrid_groups = true};
   const bool transfers = config.offloads || !config.connectors.empty();
   if (!transfers) return setup;
-  // The offloading backend's connector takes the place of any other.
+  // The offloading backend's connector replaces any other: it overwrites kv_connector.
   const auto put_offloading = [&] {
     if (config.offloads) setup.connectors = {offloading_connector()};
   };
   if (defect != MultiConnectorDefect::hma_before_config) put_offloading();
   LS_ASSIGN_OR_RETURN(const auto supported, all_support_hybrid_groups(setup.connectors, defect));
   if (defect == MultiConnectorDefect::hma_before_config) put_offloading();
+  // vLLM refuses as well if the user enables the hybrid manager and start-up would disable it.
   if (config.hybrid_groups == true && !supported)
     return fail(
         "several KV cache groups were asked for, and not every connector supports them ({} does "
         "not); leave the choice to the engine",
         std::ranges::find(setup.connectors, false, &ConnectorClass::supports_hybrid_groups)->name);
+  // The user's "no" always applies; without a choice, support decides.
   setup.hybrid_groups = config.hybrid_groups.value_or(supported);
   return setup;
 }
@@ -82,8 +88,10 @@ KVConnectorTraits MultiConnector::traits() const {
 }
 
 ExternalHit MultiConnector::get_num_new_matched_tokens(const ExternalQuery& query) {
-  // Every part is queried, even after one has a hit: its own state follows the queries. The first
-  // hit in the order of the parts is loaded.
+  // Queries every part, even after one has a hit: its own state follows the queries. An undecided
+  // part ends the round at once, so later parts do not receive this query (vLLM 0.33.0,
+  // kv_connector/v1/multi_connector.py, get_num_new_matched_tokens()). A hit that an earlier part
+  // gave in that round stays in loads_from_, as it does in _requests_to_connector there.
   ExternalHit chosen;
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     const ExternalHit hit = parts_[i]->get_num_new_matched_tokens(query);
@@ -102,7 +110,8 @@ void MultiConnector::update_state_after_alloc(RequestId request, std::span<const
     LS_CHECK(loads_from != loads_from_.end(), "request {} loads unasked", index_of(request));
     (loads_from->second.is_async ? loading_ : loads_in_step_).insert(request);
   }
-  // The parts that load nothing receive no blocks: they must not write into them.
+  // The parts that load nothing receive 0 tokens. vLLM 0.22.1 passes them empty blocks, 0.33.0 the
+  // real ones; no connector here reads blocks without tokens to load.
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     if (loads_from != loads_from_.end() && loads_from->second.part == i)
       parts_[i]->update_state_after_alloc(request, blocks, num_external_tokens);
@@ -112,7 +121,8 @@ void MultiConnector::update_state_after_alloc(RequestId request, std::span<const
 }
 
 bool MultiConnector::request_finished(RequestId request, std::string_view name) {
-  // The blocks stay until the last part that sends them has reported.
+  // The blocks stay until the last part that sends them has reported: _extra_async_saves in vLLM
+  // counts the sends beyond the first.
   std::int32_t num_sends = 0;
   for (KVConnector* part : parts_) num_sends += part->request_finished(request, name) ? 1 : 0;
   if (num_sends > 1) sends_to_come_[request] = num_sends - 1;
@@ -125,7 +135,7 @@ KVConnectorOutput MultiConnector::merge(std::span<const KVConnectorOutput> repor
   LS_CHECK(reports.size() == parts_.size(), "{} reports of {} parts", reports.size(),
            parts_.size());
   KVConnectorOutput merged;
-  // Loads within the step are complete when its reports arrive.
+  // Loads within the step have completed when its reports arrive, without any report naming them.
   std::vector<RequestId> over(loads_in_step_.begin(), loads_in_step_.end());
   loads_in_step_.clear();
   for (const KVConnectorOutput& report : reports) {
@@ -144,6 +154,7 @@ KVConnectorOutput MultiConnector::merge(std::span<const KVConnectorOutput> repor
     merged.completed.insert(merged.completed.end(), report.completed.begin(),
                             report.completed.end());
     for (const RequestId request : report.finished_sending) {
+      // Passes on only the last of several reports: the scheduler frees the blocks once.
       const auto to_come = sends_to_come_.find(request);
       if (to_come == sends_to_come_.end())
         merged.finished_sending.push_back(request);
@@ -157,6 +168,7 @@ KVConnectorOutput MultiConnector::merge(std::span<const KVConnectorOutput> repor
 
 namespace {
 
+// Appends the transfers with their host blocks shifted by `first_host`.
 void append(std::vector<BlockTransfer>&& from, std::int64_t first_host,
             std::vector<BlockTransfer>& to) {
   for (BlockTransfer& block : from) {
@@ -186,7 +198,8 @@ bool MultiTransfers::is_busy() const {
 void MultiTransfers::plan(const DecidedStep& step, StepTransfers& transfers) {
   LS_CHECK(reports_.size() == parts_.size(), "{} reports of {} parts", reports_.size(),
            parts_.size());
-  // Parts number their host blocks from 0; the tier of the run has them back to back.
+  // Parts number their host blocks from 0. The run's tier holds them back to back: with tiers of 32
+  // and 64 blocks, block 5 of the second part is host block 37.
   std::int64_t first_host = 0;
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     StepTransfers own;
@@ -196,6 +209,7 @@ void MultiTransfers::plan(const DecidedStep& step, StepTransfers& transfers) {
                                .report = reports_[i],
                                .block_tokens = step.block_tokens},
                               own);
+    // Payloads match StepTransfers::brought by index, which merging would break.
     LS_CHECK(own.payloads.empty(), "part {} brings bytes of its own", i);
     append(std::move(own.begun), first_host, transfers.begun);
     append(std::move(own.brought), first_host, transfers.brought);
@@ -204,6 +218,7 @@ void MultiTransfers::plan(const DecidedStep& step, StepTransfers& transfers) {
     transfers.num_evicted += own.num_evicted;
     first_host += parts_[i].num_host_blocks;
   }
+  // Not the sum of the parts: two parts may keep the same request.
   transfers.num_frees_delayed = connector_.num_frees_delayed();
 }
 

@@ -9,6 +9,7 @@
 namespace lockstep {
 namespace {
 
+// SipHash-1-3 with a zero key: the initial values are the constants of SipHash itself.
 struct SipState {
   std::uint64_t v0 = 0x736f6d6570736575ull;
   std::uint64_t v1 = 0x646f72616e646f6dull;
@@ -29,15 +30,19 @@ struct SipState {
   }
 };
 
-// Open addressing as CPython's sets do it.
+// A set of names with CPython's open addressing: linear probes within a run, then a jump that mixes
+// in higher hash bits. The iteration order is that of the table.
 class NamesOfIds {
  public:
   void insert(std::string name) {
     const std::uint64_t hash = python_hash(name);
     Place& place = free_place(hash, name);
-    if (place.is_used) return;  // it is in the set
+    // A name that is in the set stays where it is.
+    if (place.is_used) return;
     place = {std::move(name), hash, true};
     ++used_;
+    // CPython resizes when three fifths of the table are in use: 8 entries hold 4 names, the 5th
+    // makes the table grow to 32.
     if (used_ * 5 >= (places_.size() - 1) * 3) grow();
   }
   std::vector<std::string> names() const {
@@ -56,12 +61,14 @@ class NamesOfIds {
   static constexpr std::size_t kLinearProbes = 9;
   static constexpr int kPerturbShift = 5;
 
-  // Where `name` lies or would lie.
+  // Returns the entry of `name`, or the free entry at which it would be inserted. Ends because at
+  // least two fifths of the table are free.
   Place& free_place(std::uint64_t hash, std::string_view name) {
     const std::size_t mask = places_.size() - 1;
     std::uint64_t perturb = hash;
     std::size_t i = hash & mask;
     while (true) {
+      // Linear probes never wrap around: near the end of the table only entry i is tried.
       const std::size_t last = i + kLinearProbes <= mask ? i + kLinearProbes : i;
       for (std::size_t at = i; at <= last; ++at)
         if (!places_[at].is_used || places_[at].name == name) return places_[at];
@@ -72,7 +79,9 @@ class NamesOfIds {
 
   void grow() {
     std::vector<Place> old = std::exchange(places_, {});
+    // The smallest power of two above 4 * used_.
     places_.resize(std::bit_ceil(used_ * 4 + 1));
+    // Reinserted in table order, as CPython does; so the order may depend on the old table.
     for (Place& place : old)
       if (place.is_used) free_place(place.hash, place.name) = std::move(place);
   }
@@ -89,12 +98,14 @@ std::uint64_t python_hash(std::string_view name) {
   std::uint64_t word = 0;
   for (std::size_t i = 0; i < name.size(); ++i) {
     word |= static_cast<std::uint64_t>(static_cast<unsigned char>(name[i])) << (i % 8 * 8);
+    // Each full word of 8 bytes is one message word, with one round (the 1 of SipHash-1-3).
     if (i % 8 != 7) continue;
     state.v3 ^= word;
     state.round();
     state.v0 ^= word;
     word = 0;
   }
+  // The last word: the remaining 0 to 7 bytes, and the length in its highest byte.
   word |= static_cast<std::uint64_t>(name.size()) << 56;
   state.v3 ^= word;
   state.round();
@@ -102,7 +113,8 @@ std::uint64_t python_hash(std::string_view name) {
   state.v2 ^= 0xff;
   for (int i = 0; i < 3; ++i) state.round();
   const std::uint64_t hash = state.v0 ^ state.v1 ^ state.v2 ^ state.v3;
-  return hash == ~0ull ? ~1ull : hash;  // -1 means an error there
+  // CPython reserves -1 for errors: a hash of -1 becomes -2.
+  return hash == ~0ull ? ~1ull : hash;
 }
 
 std::vector<std::string> in_python_set_order(const std::vector<std::string>& names) {
@@ -128,6 +140,7 @@ KVTransfer kv_transfer(const RecordingHeader& header, KVConnector* connector) {
 
 ExternalHit RecordedConnector::get_num_new_matched_tokens(const ExternalQuery& query) {
   const std::string name(query.name);
+  // A new query ends an earlier transfer of the name: the request was preempted, or is another one.
   names_.insert_or_assign(query.request, name);
   moving_.erase(name);
   if (!step_.connector) return {.num_tokens = std::nullopt};
@@ -135,7 +148,9 @@ ExternalHit RecordedConnector::get_num_new_matched_tokens(const ExternalQuery& q
   if (answer == step_.connector->end() || !answer->external) return {.num_tokens = std::nullopt};
   // Tokens after a different local hit: the difference in the hit is the one to report.
   if (answer->local != query.num_local_tokens) return {.num_tokens = std::nullopt};
+  // A load within the step begins and ends in it, and no report names its request.
   const bool loads = answer->async && *answer->external > 0;
+  // A load within the step leaves at least one token to compute.
   const std::int32_t limit = query.num_tokens - query.num_local_tokens - (loads ? 0 : 1);
   if (*answer->external > limit) {
     error_ = Error{
@@ -154,6 +169,7 @@ bool RecordedConnector::request_finished(RequestId request, std::string_view nam
 }
 
 void RecordedConnector::order_failed_requests(std::vector<RequestId>& requests) {
+  // The position in the recorded list; requests that the recording does not name come last.
   const auto place = [&](RequestId id) {
     return std::ranges::find(step_.stopped, names_[id], &RecordedStopped::id);
   };
@@ -171,7 +187,8 @@ void RecordedConnector::begins(const std::string& name, RequestId request) {
   moving_.insert_or_assign(name, Transfer{request, num_begun_++});
 }
 
-// The workers of one connector put their transfers into the set in the order begun.
+// The workers of one connector put their transfers into the set in the order begun. Unknown names
+// come last; take() reports them.
 std::vector<std::string> RecordedConnector::in_set_order(std::vector<std::string> names) const {
   std::ranges::stable_sort(names, {}, [&](const std::string& name) {
     const auto transfer = moving_.find(name);
@@ -191,12 +208,14 @@ std::vector<std::string> RecordedConnector::received() const {
 std::vector<std::string> RecordedConnector::sent() const {
   const std::vector<RecordedPartReport>& parts = step_.transfers.parts_worker;
   if (parts.empty()) return in_set_order(step_.worker->sent);
-  std::map<std::string, std::int64_t> reports;  // of the parts not visited yet
+  std::map<std::string, std::int64_t> reports;  // reports not visited yet, per name
   for (const RecordedPartReport& part : parts)
     for (const std::string& name : part.sent) ++reports[name];
   std::vector<std::string> names;
   for (const RecordedPartReport& part : parts)
     for (const std::string& name : part.sent)
+      // A request that several parts send joins the set with its last report, and only if the
+      // merged report of this step names it: another part may still be sending.
       if (--reports[name] == 0 &&
           std::ranges::find(step_.worker->sent, name) != step_.worker->sent.end())
         names.push_back(name);
@@ -226,7 +245,8 @@ Result<void> RecordedConnector::take_report(KVConnectorOutput& report) {
 
 namespace {
 
-// The request that loads, or is sent, under that name; a later one may share it.
+// Returns the request that loads, or is sent, under that name; a later request may share it. A
+// request that was aborted during its load is held and still loading.
 std::optional<RequestId> moving(const DecidedStep& step, std::string_view name, bool is_loading) {
   for (const HeldRequest& held : step.decisions.held())
     if (held.is_loading == is_loading && step.decisions.name(held.id) == name) return held.id;
@@ -236,10 +256,12 @@ std::optional<RequestId> moving(const DecidedStep& step, std::string_view name, 
   return std::nullopt;
 }
 
-// The request that has been given blocks for its load; absent: no block was free.
+// Returns the request that received blocks for its load in this step; absent: no block was free, so
+// the load did not begin.
 std::optional<RequestId> loading_into(const DecidedStep& step,
                                       const RecordedConnectorAnswer& answer) {
   if (answer.external.value_or(0) <= 0) return std::nullopt;
+  // A longer load moves the request to the skipped ones; a load within the step schedules it.
   if (answer.async) {
     for (const SkippedRequest& skipped : step.decisions.skipped())
       if (skipped.is_loading && step.decisions.name(skipped.id) == answer.id) return skipped.id;
@@ -258,6 +280,7 @@ void FollowedTransfers::plan(const DecidedStep& step, StepTransfers& transfers) 
   for (const RecordedConnectorAnswer& answer :
        step_.connector.value_or(std::vector<RecordedConnectorAnswer>()))
     if (const auto request = loading_into(step, answer))
+      // The end of a load is local + external tokens, whatever the model would have computed.
       peers_.begin({*request, answer.local, answer.local + *answer.external, answer.async});
   KVConnectorOutput report;
   const auto take = [&](const std::vector<std::string>& names, bool is_loading,
@@ -271,12 +294,16 @@ void FollowedTransfers::plan(const DecidedStep& step, StepTransfers& transfers) 
     take(worker->failed, true, report.failed_recving);
     report.invalid_block_ids = worker->invalid_blocks;
   }
+  // The report of the engine's run names ids of its own blocks: the followed decisions use the
+  // same.
   transfers.lost = report.invalid_block_ids;
   peers_.plan({.decision = step.decision,
                .decisions = step.decisions,
                .report = report,
                .block_tokens = step.block_tokens},
               transfers);
+  // Requests that this step holds finish with its output, after the plan. They count from the next
+  // step, as with the other connectors.
   transfers.num_frees_delayed = num_frees_delayed_;
   num_frees_delayed_ += std::ssize(step_.held);
 }
