@@ -12,8 +12,9 @@
 namespace lockstep {
 namespace {
 
+// Far above any run, and low enough for sums of steps to stay within int64.
 constexpr std::int64_t kStepMax = std::int64_t{1} << 40;
-// Long enough to hold a request up, and short enough for a run not to wait for it.
+// Longest duration: delays requests noticeably, without a run that only waits for it.
 constexpr std::int64_t kStepsMax = 1'000;
 
 struct KindInfo {
@@ -22,6 +23,7 @@ struct KindInfo {
   std::string_view number = {};  // the other argument it takes; empty: none
 };
 
+// By FaultKind. The names are part of the file format.
 constexpr KindInfo kKinds[] = {
     {"refuse_allocation", true},
     {"pinch_pool", true, "blocks"},
@@ -49,7 +51,7 @@ Result<FaultKind> kind_of(std::string_view name) {
   return fail("no fault is called {}; expected one of {}", name, known);
 }
 
-// Every number in its range; `what` names the fault in the message.
+// Checks that every number is in its range. `what` names the fault in the error.
 Result<PlannedFault> checked(const PlannedFault& fault, std::string_view what) {
   if (fault.step < 0 || fault.step > kStepMax)
     return fail("{}: step {}; expected 0 to {}", what, fault.step, kStepMax);
@@ -61,6 +63,8 @@ Result<PlannedFault> checked(const PlannedFault& fault, std::string_view what) {
   return fault;
 }
 
+// Turns a fault of a file into a planned one. `place` is optional: 0, the first request in the
+// phase. `blocks` has no meaningful default and is required.
 Result<PlannedFault> planned(const Fault& fault) {
   LS_ASSIGN_OR_RETURN(auto kind, kind_of(fault.kind));
   PlannedFault planned{.kind = kind, .step = fault.step};
@@ -98,7 +102,9 @@ Result<std::optional<std::int64_t>> take_number(std::string_view& text, char mar
 Result<PlannedFault> planned(std::string_view text) {
   std::string_view rest = text;
   Fault fault;
-  std::optional<std::int64_t> parts[3];  // behind ':', '+' and '@'
+  // From right to left, so each mark is the last one left: "pinch_pool@20+8:4" loses ":4", "+8",
+  // "@20".
+  std::optional<std::int64_t> parts[3];  // after ':', '+' and '@'
   for (std::size_t i = 0; i < 3; ++i) {
     LS_ASSIGN_OR_RETURN(parts[i], take_number(rest, ":+@"[i]));
   }
@@ -181,7 +187,8 @@ std::string to_text(const PlannedFault& fault) {
 
 namespace {
 
-// How long a step lasts whose output is late: twenty short ones of the default StepTimeModel.
+// Duration of a step with a late output, 200 ms: twenty short steps of the default StepTimeModel
+// (10 ms each). Requests that arrive meanwhile are in the queue when the output arrives.
 constexpr std::int64_t kLateNs = 200'000'000;
 
 bool limits_pool(FaultKind kind) {
@@ -204,12 +211,16 @@ Result<Turn> FaultyWorkload::next_turn(const LoopState& state, std::vector<Workl
   step_ = state.step;
   for (const PlannedFault& fault : plan_.faults())
     if (limits_pool(fault.kind) && fault.is_active(step_)) count(fault.kind);
+  // Set in every step, so the limit also ends by itself: invariant (2) of the header.
   if (limits_pool_) scheduler_->limit_blocks_in_use(plan_.blocks_in_use_max(step_));
   LoopState seen = state;
+  // The previous step may have been idle because of a fault that ended with it. Only an idle step
+  // without a fault proves that nothing can run.
   seen.idle &= !hinders(step_) && !hinders(step_ - 1);
   const std::size_t before = events.size();
   auto turn = inner_->next_turn(seen, events);
   if (!turn || *turn != Turn::step || !looks_at_requests_) return turn;
+  // Only events of this turn: `events` may have had others.
   for (std::size_t i = before; i < events.size(); ++i)
     if (events[i].kind == WorkloadEvent::Kind::add)
       requests_[events[i].request.name] = {events[i].request.prompt.size(), 0};
@@ -230,6 +241,7 @@ Result<void> FaultyWorkload::sample(std::int64_t step, std::span<const SampledRo
   if (looks_at_requests_)
     for (const SampledRow& row : rows) {
       in_step_.emplace_back(row.name);
+      // Counts chunks: the first step after admission is the first chunk.
       ++requests_.find(row.name)->second.num_steps;
     }
   return inner_->sample(step, rows, output);
@@ -241,6 +253,7 @@ void FaultyWorkload::while_running(std::vector<WorkloadEvent>& events) {
 }
 
 std::optional<bool> FaultyWorkload::output_comes_in(std::int64_t step) const {
+  // A recording decides first: its outputs arrive when they were recorded.
   const auto inner = inner_->output_comes_in(step);
   if (inner) return inner;
   if (!plan_.is_active(FaultKind::early_output, step_)) return std::nullopt;
@@ -251,6 +264,7 @@ std::optional<bool> FaultyWorkload::output_comes_in(std::int64_t step) const {
 void FaultyWorkload::step_done(std::int64_t scheduled_tokens) {
   const std::int64_t began_ns = inner_->now_ns();
   inner_->step_done(scheduled_tokens);
+  // An empty step has no output that could be late.
   if (scheduled_tokens == 0 || !plan_.is_active(FaultKind::late_output, step_)) return;
   inner_->advance_to(began_ns + kLateNs);
   count(FaultKind::late_output);
@@ -258,6 +272,7 @@ void FaultyWorkload::step_done(std::int64_t scheduled_tokens) {
 
 void FaultyWorkload::request_left(std::string_view name, std::uint64_t ticket) {
   if (looks_at_requests_) {
+    // Kept for one step: abort_again reaches the engine after the request's end.
     left_.emplace_back(name);
     if (const auto request = requests_.find(name); request != requests_.end())
       requests_.erase(request);
@@ -275,6 +290,7 @@ void FaultyWorkload::request_refused(std::string_view name, std::uint64_t ticket
 bool FaultyWorkload::is_in_phase(RequestId id, FaultKind kind) const {
   const RequestStatus status = scheduler_->status(id);
   switch (kind) {
+    // Phases outside the running queue follow from the status.
     case FaultKind::abort_waiting:
       return status == RequestStatus::waiting;
     case FaultKind::abort_preempted:
@@ -289,6 +305,7 @@ bool FaultyWorkload::is_in_phase(RequestId id, FaultKind kind) const {
   if (kind == FaultKind::abort_in_flight)
     return std::ranges::find(in_step_, name) != in_step_.end();
   const Progress& progress = requests_.find(name)->second;
+  // Also true in a step whose chunk completes the prompt: its output is the first token.
   if (scheduler_->num_computed_tokens(id) >= progress.num_prompt_tokens)
     return kind == FaultKind::abort_decode;
   return kind ==
@@ -307,14 +324,18 @@ std::vector<std::string> FaultyWorkload::in_phase(FaultKind kind) const {
   return names;
 }
 
-// The aborts that are due, each of another request. Those of a step in flight come while it runs.
+// Every abort takes another request, so two aborts of one step do not hit the same one. An abort
+// without a request in its phase stays due. abort_in_flight happens after the decision, all others
+// before it.
 void FaultyWorkload::abort_due(bool in_flight, std::vector<WorkloadEvent>& events) {
+  // A preempted request starts its prefill again: its chunks count from its next admission.
   for (const SkippedRequest& request : scheduler_->skipped())
     if (scheduler_->status(request.id) == RequestStatus::preempted)
       requests_.find(scheduler_->name(request.id))->second.num_steps = 0;
   for (const RequestId id : scheduler_->waiting())
     if (scheduler_->status(id) == RequestStatus::preempted)
       requests_.find(scheduler_->name(id))->second.num_steps = 0;
+  // The workload's own aborts of this step also count.
   std::vector<std::string> gone;
   for (const WorkloadEvent& event : events)
     if (event.kind == WorkloadEvent::Kind::abort) gone.push_back(event.name);

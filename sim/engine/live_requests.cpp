@@ -7,6 +7,8 @@
 namespace lockstep {
 namespace {
 
+// Checks that the scheduler can follow a report. failed_recving is not checked: vLLM 0.33.0 ignores
+// requests in it that wait for no load (v1/core/sched/scheduler.py, _handle_failed_recving()).
 Result<void> check(const KVConnectorOutput& report, const DecisionSource& decisions,
                    const KVCacheConfig& plan) {
   const std::vector<HeldRequest> held = decisions.held();
@@ -14,11 +16,14 @@ Result<void> check(const KVConnectorOutput& report, const DecisionSource& decisi
   const auto is_held = [&](RequestId id) {
     return std::ranges::find(held, id, &HeldRequest::id) != held.end();
   };
+  // Finished transfers free blocks, so a second report of one request would free them twice.
   std::set<RequestId> over;
   for (const auto* const ids : {&report.finished_recving, &report.finished_sending})
     for (const RequestId id : *ids)
       if (!over.insert(id).second) return fail("received, sent: a request that is named twice");
   for (const RequestId id : report.finished_recving) {
+    // A load ends for a request that waits for it, or for a finished one that still holds the
+    // blocks.
     const auto waits = std::ranges::find(skipped, id, &SkippedRequest::id);
     if (is_held(id) || (waits != skipped.end() && waits->is_loading)) continue;
     return fail("received: a request that waits for no load");
@@ -45,6 +50,7 @@ Result<KVConnectorOutput> connector_report(Workload& workload, const DecisionSou
   if (workload.connector() == nullptr) return report;
   LS_RETURN_IF_ERROR(workload.connector_report(report));
   if (report.empty()) return report;
+  // Recordings have this report under the key "worker".
   if (auto sound = check(report, decisions, plan); !sound)
     return fail("step {}: worker.{}", workload.records_consumed() - 1, sound.error().message);
   return report;
@@ -54,6 +60,8 @@ ConnectorStep::ConnectorStep(const RunConfig& config, const DecisionSource& deci
                              Workload& workload)
     : config_(config), decisions_(decisions), workload_(workload) {
   for (const KVCacheGroupSpec& group : config.backend.plan.groups)
+    // Under context parallelism an entry covers block_size tokens on each rank that shards the
+    // group.
     block_tokens_.push_back(group.spec.block_size *
                             rank_in(config.backend.context, group.spec).num_ranks);
 }
@@ -66,6 +74,7 @@ Result<void> ConnectorStep::take_report() {
 Result<void> ConnectorStep::plan(const SchedulerOutput& decision, bool has_memory,
                                  RunSummary& summary) {
   if (workload_.transfers() == nullptr) return {};
+  // Another engine has planned its own transfers. Without memory, nothing needs them again.
   if (decisions_.model() == nullptr && !has_memory) return {};
   transfers_.clear();
   for (const HeldRequest& held : decisions_.held()) transfers_.held.push_back(held.id);

@@ -1,8 +1,13 @@
-// The requests that are live in an engine, and the outputs of steps that it has not processed yet.
+// The requests that are live in an engine, and the outputs of steps that the engine has not
+// processed yet.
 //
-// (1) A request is live from its arrival until a decision reports it finished: its id is
-//     not reused until then, although it may have left long before.
-// (2) Names are those of requests that have not left: no two are the same.
+// Invariants
+// (1) A request is live from its arrival until a decision reports it finished. Its id is not reused
+//     until then, although the request may have finished much earlier.
+// (2) Names are those of requests that have not finished: no two are the same. A finished request
+//     that is still live may share its name with a new one.
+// (3) Outputs in flight are in the order of their steps. A report that belongs to no step has step
+//     -1.
 #pragma once
 
 #include <algorithm>
@@ -27,19 +32,20 @@
 
 namespace lockstep {
 
+// A request as the loop counts it.
 struct LiveRequest {
   std::string name;
-  std::uint64_t ticket = 0;
+  std::uint64_t ticket = 0;  // the workload's own id, returned in SampledRow
   std::int64_t num_prompt_tokens = 0;
-  std::int64_t num_output_tokens = 0;  // sampled, whether the engine has seen them or not
-  std::int32_t num_computed = 0;       // as the worker counts: it knows which drafts were rejected
+  std::int64_t num_output_tokens = 0;  // sampled, processed by the engine or not
+  std::int32_t num_computed = 0;       // as the worker counts: without rejected drafts
   bool live = false;
-  std::int64_t unsampled_in = -1;  // the last step that sampled for it and brought no token
+  std::int64_t unsampled_in = -1;  // last step that sampled for it without a recorded token
 };
 
 class LiveRequests {
  public:
-  // False: another of that name has not left.
+  // Adds a request. False: another of that name has not finished. REQUIRES: the id is not live.
   bool add(RequestId id, LiveRequest request) {
     if (index_of(id) >= requests_.size()) requests_.resize(index_of(id) + 1);
     LS_CHECK(!at(id).live, "id {} of {} is {}'s", index_of(id), request.name, at(id).name);
@@ -50,12 +56,12 @@ class LiveRequests {
 
   LiveRequest& at(RequestId id) { return requests_[id]; }
   const LiveRequest& at(RequestId id) const { return requests_[id]; }
-  // Null: none of that name is there.
+  // Returns the id of the request of that name that has not finished; null: there is none.
   const RequestId* find(const std::string& name) const {
     const auto id = ids_.find(name);
     return id == ids_.end() ? nullptr : &id->second;
   }
-  // Of that name, also those that have left.
+  // Returns all live requests of that name, also finished ones. Linear in the ids.
   std::vector<RequestId> all_called(std::string_view name) const {
     std::vector<RequestId> ids;
     for (std::uint32_t i = 0; i < requests_.size(); ++i)
@@ -64,13 +70,14 @@ class LiveRequests {
   }
   std::int64_t num_live() const { return std::ranges::count(requests_, true, &LiveRequest::live); }
 
+  // Ends the request for its client: its name becomes free, its id stays live.
   void leave(RequestId id) {
     ids_.erase(at(id).name);
     left_.push_back(id);
   }
-  // Since the last call, in order. They stay live.
+  // Returns the requests that finished since the last call, in order. They stay live.
   std::vector<RequestId> take_left() { return std::exchange(left_, {}); }
-  // The worker has been notified that these requests finished.
+  // Ends the life of requests that a decision reported finished: their ids may be reused.
   void forget(std::span<const RequestId> finished) {
     for (const RequestId id : finished) {
       LS_CHECK(at(id).live, "id {} finishes and is not live", index_of(id));
@@ -92,12 +99,13 @@ class LiveRequests {
 //     asynchronous scheduling whenever the engine has a connector: the reports arrive no earlier
 //     than the previous step's output.
 struct StepInFlight {
-  std::int64_t step = 0;  // -1: of none
+  std::int64_t step = 0;  // -1: a report without a step
   ModelOutput output;
   std::vector<RequestId> rows{};  // with a KV connector: the requests of the output's rows
 
   bool is_empty() const { return output.token_ends.empty() && output.kv_connector_output.empty(); }
-  // Tokens of its output that are the request's.
+  // Returns the number of tokens of the output that belong to the request; 0 without a connector,
+  // which is the only reader of `rows`.
   std::int64_t num_sampled(RequestId id) const {
     const auto row = std::ranges::find(rows, id);
     if (row == rows.end()) return 0;
@@ -108,7 +116,7 @@ struct StepInFlight {
 
 class OutputsInFlight {
  public:
-  // Of a step that runs now, with nothing in it yet.
+  // Adds the output of the step that runs now, still empty. Reuses the memory of processed outputs.
   ModelOutput& begin(std::int64_t step, std::vector<RequestId> rows) {
     StepInFlight& flight = steps_.emplace_back();
     flight.step = step;
@@ -125,7 +133,7 @@ class OutputsInFlight {
     output.kv_connector_output.clear();
     return output;
   }
-  // Attaches a report to the last output, even with no step in flight.
+  // Attaches a report to the last output, or to a new one without a step if none is in flight.
   void attach(KVConnectorOutput report) {
     if (steps_.empty()) steps_.push_back({.step = -1, .output = {}});
     steps_.back().output.kv_connector_output = std::move(report);
@@ -135,15 +143,17 @@ class OutputsInFlight {
   bool empty() const { return steps_.empty(); }
   const StepInFlight& oldest() const { return steps_.front(); }
   const ModelOutput& newest() const { return steps_.back().output; }
+  // Removes and returns the oldest output. REQUIRES: not empty().
   StepInFlight take_oldest() {
     StepInFlight oldest = std::move(steps_.front());
     steps_.pop_front();
     return oldest;
   }
-  // It has been processed: its memory is used again.
+  // Recycles the memory of a processed output.
   void give_back(ModelOutput output) { spare_.push_back(std::move(output)); }
 
-  // The step in flight whose report ends a transfer of the request; absent: none does.
+  // Returns the step in flight whose report ends a transfer of the request; absent: there is none.
+  // `transfers`: finished_recving or finished_sending.
   std::optional<std::int64_t> step_that_ends(std::vector<RequestId> KVConnectorOutput::*transfers,
                                              RequestId id) const {
     for (const StepInFlight& flight : steps_) {
@@ -152,7 +162,9 @@ class OutputsInFlight {
     }
     return std::nullopt;
   }
+  // True if no output in flight has a token or a report: the engine would learn nothing from them.
   bool hold_nothing() const { return std::ranges::all_of(steps_, &StepInFlight::is_empty); }
+  // Returns the tokens of the request in all outputs in flight.
   std::int64_t num_sampled(RequestId id) const {
     std::int64_t num_tokens = 0;
     for (const StepInFlight& flight : steps_) num_tokens += flight.num_sampled(id);
@@ -169,26 +181,27 @@ class OutputsInFlight {
 // Invariants
 // (1) A report is attached to the output of the step that was decided before it.
 
-// What the workers of a workload's KV connector report with a step, once it is known that the
-// scheduler can follow it. Nothing without a connector. Refused: a load that no request waits for,
-// a transfer of blocks that no request keeps, blocks beyond the pool, invalid blocks of an engine
+// Returns what the workers of a workload's KV connector report with a step, after checking that the
+// scheduler can follow it. Empty without a connector. Errors: a load that no request waits for, a
+// transfer of blocks that no request keeps, blocks beyond the pool, invalid blocks of an engine
 // with several groups (which vLLM cannot follow either).
 Result<KVConnectorOutput> connector_report(Workload& workload, const DecisionSource& decisions,
                                            const KVCacheConfig& plan);
 
 class ConnectorStep {
  public:
-  // All of it outlives this.
+  // All arguments outlive this.
   ConnectorStep(const RunConfig& config, const DecisionSource& decisions, Workload& workload);
 
   bool is_there() const { return workload_.connector() != nullptr; }
-  // With the step just decided.
+  // Reads the workers' report of the step just decided. Errors: those of connector_report().
   Result<void> take_report();
-  // What the step loads and stores, and the counts of it. `has_memory`: some losses are not
-  // modelled on a backend.
+  // Plans what the step loads and stores, and adds it to the summary's counts. Without the model's
+  // scheduler and without memory, nothing is planned. `has_memory`: true refuses losses that are
+  // not modelled on a backend. REQUIRES: take_report() of the same step.
   Result<void> plan(const SchedulerOutput& decision, bool has_memory, RunSummary& summary);
   const StepTransfers& transfers() const { return transfers_; }
-  // The report that arrives with the step's output.
+  // The report that arrives with the step's output; the loop moves it into the output in flight.
   KVConnectorOutput& report() { return report_; }
   const KVConnectorOutput& report() const { return report_; }
 
@@ -196,7 +209,7 @@ class ConnectorStep {
   const RunConfig& config_;
   const DecisionSource& decisions_;
   Workload& workload_;
-  std::vector<std::int64_t> block_tokens_;  // per group, that an entry of a table stands for
+  std::vector<std::int64_t> block_tokens_;  // per group: tokens of a table entry
   KVConnectorOutput report_;
   StepTransfers transfers_;
 };

@@ -14,7 +14,8 @@ namespace lockstep {
 namespace {
 
 StepObserver& observer_of(const RunParts& parts) {
-  static StepObserver nobody;  // it has no state
+  // An observer without state and effect, so that no call site has to test for null.
+  static StepObserver nobody;
   return parts.observer == nullptr ? nobody : *parts.observer;
 }
 
@@ -38,6 +39,7 @@ Result<std::unique_ptr<LockstepRun>> LockstepRun::start(const RunConfig& config,
 Result<void> LockstepRun::open(const RunParts& parts) {
   wall_.lap();
   summary_.backend = "none";
+  // Every combination is supported without memory: decisions only.
   if (parts.ranks.empty()) return {};
   RunFacts facts = facts_of(config_.engine, config_.backend).with({RunTrait::backend});
   facts.traits.add_if(connector_.is_there(), RunTrait::connector);
@@ -46,6 +48,7 @@ Result<void> LockstepRun::open(const RunParts& parts) {
   const Backend& first = *parts.ranks.front();
   summary_.backend = fmt::format("{} ({})", first.name(), first.device());
   LS_ASSIGN_OR_RETURN(memory_, RunMemory::create(config_, parts.ranks, parts.checks, summary_));
+  // Without a planner, nothing describes which bytes a load brings.
   if (connector_.is_there() && workload_.transfers() == nullptr)
     return fail("the content of this KV connector's loads is unknown; run only the decisions");
   return {};
@@ -54,12 +57,16 @@ Result<void> LockstepRun::open(const RunParts& parts) {
 Result<bool> LockstepRun::advance() {
   if (config_.steps_max != 0 && summary_.steps >= config_.steps_max) return false;
   const Scheduler* const model = decisions_.model();
+  // Host pages that still have to be copied keep the engine running without a request.
   const bool has_pages = model != nullptr && model->has_pages_to_send();
   LS_ASSIGN_OR_RETURN(const auto turn,
                       take_turn({.step = summary_.steps,
                                  .idle = idle_ && !has_pages,
                                  .unfinished = has_pages || decisions_.has_unfinished_requests()}));
+  // The recording ends in the middle of a step: no verdict about what it did next.
   if (turn == Turn::cut) return false;
+  // A recording ends with its last step, even if requests then hold blocks that each other needs.
+  // That deadlock is a finding.
   if (turn == Turn::end) {
     if (has_wait_cycle(config_, decisions_, holding_)) set_stuck();
     return false;
@@ -75,6 +82,7 @@ Result<bool> LockstepRun::advance() {
 Result<Turn> LockstepRun::take_turn(const LoopState& state) {
   before_.events.clear();
   auto turn = workload_.next_turn(state, before_.events);
+  // Steps blocked by a fault are not steps without progress.
   if (workload_.is_hindered(state.step)) progress_.hindered();
   return turn;
 }
@@ -83,7 +91,8 @@ void LockstepRun::set_stuck() {
   set_liveness_verdict(config_, decisions_, name_of_, holding_, summary_);
 }
 
-// A check of this program that fails in a step is the failure of the engine that decided it.
+// A failed LS_CHECK in a step is a finding about the engine that decided it: the check throws
+// instead of ending the process, and the run reports it as an engine failure.
 Result<bool> LockstepRun::checked(const std::function<Result<bool>()>& part) {
   const ChecksThrow throwing;
   try {
@@ -112,6 +121,8 @@ Result<bool> LockstepRun::decide_step() {
   summary_.seconds.schedule += watch_.lap();
   if (engine_failed()) return false;
   count_decision(decision);
+  // The chain covers every decision and the free blocks after it, so two runs differ in the step in
+  // which they first decide differently.
   chain_.add(decision);
   chain_.add(static_cast<std::uint64_t>(decisions_.num_free_blocks()));
   return observe(&StepObserver::decided, {}, -1);
@@ -120,6 +131,7 @@ Result<bool> LockstepRun::decide_step() {
 Result<bool> LockstepRun::execute_step(const AgreedBatch& agreed) {
   const SchedulerOutput& decision = *decision_;
   LS_RETURN_IF_ERROR(connector_.take_report());
+  // Before sample(): the report names transfers of earlier steps.
   LS_RETURN_IF_ERROR(check_transfers_end_once(decision));
   if (memory_ != nullptr && goes_on_with_unknown_tokens(decision)) {
     summary_.not_checked.push_back(
@@ -128,6 +140,8 @@ Result<bool> LockstepRun::execute_step(const AgreedBatch& agreed) {
                     decision.step));
     return false;
   }
+  // The order matters: the report, then the transfers that it completes, then the output, then the
+  // memory, which needs all three.
   LS_RETURN_IF_ERROR(connector_.plan(decision, memory_ != nullptr, summary_));
   LS_RETURN_IF_ERROR(sample(decision));
   if (memory_ != nullptr)
@@ -136,6 +150,7 @@ Result<bool> LockstepRun::execute_step(const AgreedBatch& agreed) {
                                      connector_.transfers(), agreed, chain_);
         !ran)
       return ended_by(std::move(ran));
+  // After the memory has run the step: it computes with the tokens known before it.
   know_sampled(decision);
   if (!connector_.report().empty()) {
     outputs_.attach(std::move(connector_.report()));
@@ -144,6 +159,7 @@ Result<bool> LockstepRun::execute_step(const AgreedBatch& agreed) {
   stopped_.clear();
   stale_outputs_.clear();
   before_.events.clear();
+  // Events between decision and output: a client disconnects while the step is in flight.
   workload_.while_running(before_.events);
   if (!before_.events.empty()) {
     before_.resets.clear();
@@ -153,7 +169,7 @@ Result<bool> LockstepRun::execute_step(const AgreedBatch& agreed) {
   return engine_failed() ? Result<bool>(false) : end_step(output);
 }
 
-// The verdict, where another engine decides and has failed.
+// A failure of Lockstep's own code in the engine's process is not a verdict about the engine.
 bool LockstepRun::engine_failed() {
   const EngineFailure* failure = decisions_.failure();
   if (failure == nullptr) return false;
@@ -168,6 +184,7 @@ Result<bool> LockstepRun::end_step(const OutputTaken& output) {
   if (memory_ != nullptr) {
     if (auto taken = memory_->output_taken(stopped_, workload_.now_ns()); !taken)
       return ended_by(std::move(taken));
+    // Without a connector no finished request keeps its blocks.
     if (workload_.transfers() != nullptr) memory_->release(decisions_.held());
   }
   chain_.add(stopped_.size());
@@ -183,13 +200,16 @@ Result<bool> LockstepRun::end_step(const OutputTaken& output) {
   summary_.evictions += counters_.evicted;
   summary_.refused_allocations += counters_.refused;
   if (connector_.is_there() && decisions_.model() != nullptr)
+    // After the output: a request that finished no longer waits.
     holding_.step(*decisions_.model(), decision.step);
   const bool is_async = config_.engine.async_scheduling;
   const bool go_on = observe(&StepObserver::finished, stopped_, is_async ? output.step : -1);
+  // Advances the clock, so finished requests get the time at the end of the step.
   workload_.step_done(decision.total_num_scheduled_tokens);
   for (const RequestId id : requests_.take_left())
     workload_.request_left(requests_.at(id).name, requests_.at(id).ticket);
-  // The output may have ended requests and freed blocks for waiting requests.
+  // An output may have ended requests and freed blocks for waiting ones, so the next step may
+  // schedule them although this one was empty.
   const bool made_room =
       output.step >= 0 && !output.is_empty && decisions_.has_unfinished_requests();
   idle_ = decision.scheduled.empty() && decision.preempted.empty() && outputs_.hold_nothing() &&
@@ -198,7 +218,8 @@ Result<bool> LockstepRun::end_step(const OutputTaken& output) {
   return go_on;
 }
 
-// A divergence is the verdict; an error is handed on.
+// A divergence is the verdict. An error is passed on, except one of the harness in the engine's
+// process: that is a verdict too.
 Result<bool> LockstepRun::ended_by(Checked checked) {
   if (!checked.has_diverged()) {
     if (!summary_.engine_failure) return tl::unexpected(checked.error());
@@ -228,7 +249,9 @@ bool LockstepRun::observe(bool (StepObserver::*hook)(const StepView&),
 Result<RunReport> LockstepRun::finish() {
   if (memory_ != nullptr) {
     if (auto checked =
-            memory_->finish(summary_.verdict != Verdict::divergence && !summary_.engine_failure);
+            // After a divergence, further differences are consequences: all pages are compared only
+        // if the run agreed so far.
+        memory_->finish(summary_.verdict != Verdict::divergence && !summary_.engine_failure);
         !checked)
       LS_RETURN_IF_ERROR(ended_by(std::move(checked)));
     const Release& release = *engine_profile(config_.engine.engine).release;
@@ -263,6 +286,7 @@ Result<void> LockstepRun::apply_events() {
         decisions_.set_pause_state(event.pause_state);
         break;
       case WorkloadEvent::Kind::output:
+        // A recorded engine may have processed several outputs at once.
         while (!outputs_.empty() && outputs_.oldest().step <= event.output_of_step) take_output();
         break;
     }
@@ -270,7 +294,8 @@ Result<void> LockstepRun::apply_events() {
   return {};
 }
 
-// Drops output in flight of running requests: its positions are sampled again.
+// Resets the prefix cache. If the engine preempts all running requests first, it drops their output
+// in flight, and the same positions are sampled again. So the loop takes the engine's counts.
 void LockstepRun::reset_prefix_cache(bool preempts_running) {
   std::vector<RequestId> victims;
   if (preempts_running) {
@@ -282,7 +307,7 @@ void LockstepRun::reset_prefix_cache(bool preempts_running) {
   for (const RequestId id : victims) know_tokens(id, decisions_.num_tokens(id));
 }
 
-// The tokens behind are none.
+// Forgets the tokens after the first `num_known`: prompt and output together.
 void LockstepRun::know_tokens(RequestId id, std::int64_t num_known) {
   LiveRequest& request = requests_.at(id);
   request.num_output_tokens = num_known - request.num_prompt_tokens;
@@ -291,7 +316,7 @@ void LockstepRun::know_tokens(RequestId id, std::int64_t num_known) {
 
 void LockstepRun::abort_request(const std::string& name) {
   if (const RequestId* id = requests_.find(name)) {
-    // The output just received has ended it.
+    // The output just processed has ended the request: the abort comes too late.
     if (std::ranges::find(stopped_, *id, &StoppedRequest::id) != stopped_.end()) return;
     decisions_.abort_request(*id);
     ++summary_.aborted_requests;
@@ -307,9 +332,11 @@ Result<void> LockstepRun::add_request(WorkloadEvent& event) {
   std::string name = event.request.name;
   const std::int64_t prompt = event.request.prompt.size();
   RequestSpec spec;  // the worker's copy
+  // Copied before the engine takes it; without memory the copy of a long prompt is not needed.
   if (memory_ != nullptr) spec = event.request;
   const auto id = decisions_.add_request(std::move(event.request));
   if (!id) {
+    // One line is enough; the count is in the summary.
     if (++summary_.refused_requests == 1)
       summary_.not_checked.push_back(
           fmt::format("refused requests, the first: {}", id.error().message));
@@ -329,7 +356,8 @@ Result<void> LockstepRun::add_request(WorkloadEvent& event) {
   return {};
 }
 
-// It leaves the engine in this step; its id lives on until a decision reports it finished.
+// Ends a request in this step. Its id lives until a decision reports it finished. Output tokens are
+// counted here, where aborted requests are included.
 void LockstepRun::leave(RequestId id, FinishReason reason) {
   summary_.output_tokens += decisions_.num_tokens(id) - requests_.at(id).num_prompt_tokens;
   requests_.leave(id);
@@ -344,8 +372,9 @@ void LockstepRun::count_decision(const SchedulerOutput& decision) {
   summary_.request_steps += std::ssize(decision.scheduled);
   summary_.scheduled_tokens += decision.total_num_scheduled_tokens;
   for (const RequestId id : decision.preempted) {
+    // A preemption of a finished request, whose blocks are freed late, is not counted.
     const RequestId* const live = requests_.find(requests_.at(id).name);
-    summary_.preemptions += live != nullptr && *live == id ? 1 : 0;  // not of one that has left
+    summary_.preemptions += live != nullptr && *live == id ? 1 : 0;
   }
   for (const ScheduledRequest& scheduled : decision.scheduled) {
     if (!scheduled.is_new || scheduled.is_resumed) continue;
@@ -362,9 +391,11 @@ ModelOutput& LockstepRun::begin_output(const SchedulerOutput& decision) {
   return outputs_.begin(decision.step, std::move(rows));
 }
 
-// The model's answer to the step: it says which of the drafts that the step verifies stand.
+// Samples the step: the workload decides which drafts are accepted and which token follows. The
+// output is in flight from here on.
 Result<void> LockstepRun::sample(const SchedulerOutput& decision) {
   if (decision.scheduled.empty()) {
+    // An empty step has an output only to carry a report in order: OutputsInFlight, invariant (1).
     if (config_.engine.async_scheduling && connector_.is_there()) begin_output(decision);
     return {};
   }
@@ -378,6 +409,7 @@ Result<void> LockstepRun::sample(const SchedulerOutput& decision) {
                      .name = request.name,
                      .num_prompt_tokens = request.num_prompt_tokens,
                      .num_output_tokens = request.num_output_tokens,
+                     // Only a chunk that reaches the last known token samples.
                      .samples = scheduled.computed + scheduled.num_tokens >= known,
                      .is_new = scheduled.is_new,
                      .drafts = {draft, num_spec}});
@@ -387,6 +419,7 @@ Result<void> LockstepRun::sample(const SchedulerOutput& decision) {
   LS_RETURN_IF_ERROR(workload_.sample(decision.step, rows_, output));
   LS_CHECK(output.token_ends.size() == decision.scheduled.size(), "{} rows sampled, {} scheduled",
            output.token_ends.size(), decision.scheduled.size());
+  // A recording is a file and may say anything; a trace's output comes from this program.
   if (workload_.is_scripted() && decisions_.model() != nullptr)
     LS_RETURN_IF_ERROR(check_output(*decisions_.model(), decision, output));
   return {};
@@ -394,13 +427,16 @@ Result<void> LockstepRun::sample(const SchedulerOutput& decision) {
 
 std::int32_t LockstepRun::num_computed(const ScheduledRequest& scheduled) const {
   if (scheduled.is_new) return scheduled.computed;
+  // The engine may count drafts of the step in flight that the worker has already rejected.
+  // Example: 100 computed, 4 drafts and 1 token scheduled, 2 drafts accepted: the engine counts
+  // 105, the worker 103.
   return std::min(scheduled.computed, requests_.at(scheduled.id).num_computed);
 }
 
-// With asynchronous scheduling a step is decided before the drafts of the one in flight are
-// verified: the decision counts all of them as computed, and names none of its own. The worker
-// starts where the request stands, with drafts that it alone knows: those that the model accepts
-// are what it samples, the others stay unnamed.
+// With asynchronous scheduling, a step is decided before the drafts of the step in flight are
+// verified. The decision counts all of them as computed and names none of its own drafts. The
+// worker starts at the request's real position, with drafts that only it has: those that the model
+// accepts are the sampled tokens, the others stay unnamed (-1).
 const SchedulerOutput& LockstepRun::as_the_worker_counts(const SchedulerOutput& decision) {
   if (!config_.engine.async_scheduling || config_.engine.num_spec_tokens == 0 ||
       decision.scheduled.empty())
@@ -421,7 +457,8 @@ const SchedulerOutput& LockstepRun::as_the_worker_counts(const SchedulerOutput& 
   return counted_;
 }
 
-// The worker knows what was sampled at once, the engine when it processes the output.
+// Gives the sampled tokens to the worker's side at once. The engine receives them when it processes
+// the output. A row with drafts and n sampled tokens rejected num_spec + 1 - n of them.
 void LockstepRun::know_sampled(const SchedulerOutput& decision) {
   if (decision.scheduled.empty()) return;
   const ModelOutput& output = outputs_.newest();
@@ -444,7 +481,8 @@ void LockstepRun::know_sampled(const SchedulerOutput& decision) {
   }
 }
 
-// A transfer ends once; a report that is on its way to the engine has not ended it there yet.
+// Refuses a report that ends a transfer twice. A report that is still in flight has not ended the
+// transfer for the scheduler, so connector_report() alone would not notice.
 Result<void> LockstepRun::check_transfers_end_once(const SchedulerOutput& decision) const {
   for (const auto transfers :
        {&KVConnectorOutput::finished_recving, &KVConnectorOutput::finished_sending})
@@ -456,7 +494,7 @@ Result<void> LockstepRun::check_transfers_end_once(const SchedulerOutput& decisi
   return {};
 }
 
-// What no model can have returned for the step: a recording may say anything.
+// Refuses more tokens or drafts than the step allows: at most one token and its drafts per row.
 Result<void> LockstepRun::check_output(const Scheduler& model, const SchedulerOutput& decision,
                                        const ModelOutput& output) const {
   const auto size = [](const std::vector<std::uint32_t>& ends, std::size_t row) -> std::int64_t {
@@ -477,7 +515,9 @@ Result<void> LockstepRun::check_output(const Scheduler& model, const SchedulerOu
   return {};
 }
 
-// A recording may end before the output of a step arrives, while the later steps are recorded.
+// True if the step computes tokens that were sampled by a step in flight whose output the recording
+// does not have: it may end before the output arrives, while later steps are recorded. Their
+// contents are unknown, so memory cannot follow.
 bool LockstepRun::goes_on_with_unknown_tokens(const SchedulerOutput& decision) const {
   return !outputs_.empty() &&
          std::ranges::any_of(decision.scheduled, [&](const ScheduledRequest& scheduled) {
@@ -488,7 +528,10 @@ bool LockstepRun::goes_on_with_unknown_tokens(const SchedulerOutput& decision) c
          });
 }
 
-// With asynchronous scheduling a step stays in flight while the next one is decided.
+// Processes the outputs that arrive in this step. Synchronous: the output of the step itself. With
+// asynchronous scheduling the engine waits for the oldest output only if it scheduled nothing or
+// two steps are in flight (vLLM 0.33.0, v1/engine/core.py, step_with_batch_queue()), unless the
+// workload decides otherwise.
 LockstepRun::OutputTaken LockstepRun::process_output(bool anything_scheduled) {
   OutputTaken taken;
   if (outputs_.empty()) return taken;
@@ -498,7 +541,7 @@ LockstepRun::OutputTaken LockstepRun::process_output(bool anything_scheduled) {
     return taken;
   taken.is_empty = outputs_.oldest().is_empty();
   taken.step = take_output();
-  // An engine that has nothing to decide waits for what is left, in which nothing happened; a
+  // An engine that has nothing to decide processes the remaining outputs, which are empty. A
   // recorded one may have waited for several.
   while (!outputs_.empty() && (workload_.is_scripted() || outputs_.oldest().is_empty()) &&
          workload_.output_comes_in(outputs_.oldest().step).value_or(has_nothing_to_decide()))
@@ -506,7 +549,7 @@ LockstepRun::OutputTaken LockstepRun::process_output(bool anything_scheduled) {
   return taken;
 }
 
-// The oldest output in flight reaches the engine. Returns its step.
+// Gives the oldest output in flight to the scheduler. Returns its step.
 std::int64_t LockstepRun::take_output() {
   StepInFlight flight = outputs_.take_oldest();
   watch_.lap();
@@ -520,14 +563,15 @@ std::int64_t LockstepRun::take_output() {
   return flight.step;
 }
 
-// No request runs or waits, no blocks are being moved, and all ends have been reported.
+// True if no request runs or waits, no transfer holds blocks, and every finished request has been
+// reported: the engine would block on its output queue.
 bool LockstepRun::has_nothing_to_decide() const {
   return !decisions_.has_unfinished_requests() && decisions_.held().empty() &&
          requests_.num_live() == std::ssize(decision_->finished);
 }
 
-// The engine has dropped what was sampled after blocks that a load did not fill, but not what is
-// still in flight.
+// After a failed load the engine drops what was sampled after the unfilled blocks, but not what is
+// in flight: both together are the tokens that remain.
 void LockstepRun::forget_voided_tokens() {
   for (const RequestId id : decisions_.running())
     know_tokens(id, decisions_.num_tokens(id) + outputs_.num_sampled(id));
@@ -535,7 +579,7 @@ void LockstepRun::forget_voided_tokens() {
 
 namespace {
 
-// Errors of a reader begin with the file and the line; the others are given both here.
+// Adds "FILE:LINE" to an error, unless the reader of that file has already done so.
 Error with_place(const std::string& place, const Error& error) {
   const std::string file = place.substr(0, place.rfind(':') + 1);
   if (place.empty() || error.message.starts_with(file)) return error;

@@ -22,7 +22,8 @@
 namespace lockstep {
 namespace {
 
-// Formats of the cache that a kernel has to convert to; empty: none, or the kernels do convert.
+// Returns the cache formats that a kernel has to convert to, for the list of what was not checked.
+// Empty: none, or numbers are real and the kernels do convert.
 std::string converted_formats(const BackendConfig& config) {
   std::set<std::string_view> formats;
   for (const KVCacheGroupSpec& group : config.plan.groups)
@@ -34,9 +35,13 @@ std::string converted_formats(const BackendConfig& config) {
   return fmt::format("{}", fmt::join(formats, ", "));
 }
 
-// Chunks have the square of their tokens as rows, and a class's calls take longer than the model.
+// A chunk of n tokens has about n * n / 2 rows under queries, so the budget of single queries would
+// cover only short chunks. A call of an engine's attention class takes longer than the model, so
+// the budget grows by a factor only.
 constexpr std::int64_t kBudgetsOfChunks = 4;
 
+// Returns the queries of a step for a backend. Kernels that take the tokens of a step together
+// cannot answer for a part of a range; real numbers are only comparable with complete attention.
 QueryPlan query_plan_of(const RunConfig& config, const Backend& backend) {
   const bool chunks = !backend.attends_to_ranges();
   return {.rows = backend.answers_queries()
@@ -49,7 +54,8 @@ QueryPlan query_plan_of(const RunConfig& config, const Backend& backend) {
 
 }  // namespace
 
-// One rank.
+// One rank: its own copy of the configuration, model, worker and backend. Members are in the order
+// of their construction: later ones hold references to earlier ones.
 class RankRun final {
  public:
   RankRun(const RunConfig& config, MemoryModel model, Backend& backend, RunSummary& summary)
@@ -79,6 +85,7 @@ class RankRun final {
   }
   void append_sampled(RequestId id, std::span<const std::int32_t> tokens) {
     if (tokens.empty()) return;
+    // Before append_sampled(): the number of accepted drafts decides which block has the state.
     builder_.settle_states(id, std::ssize(tokens));
     worker_.append_sampled(id, tokens);
     if (engine_worker_ != nullptr) engine_worker_->sampled(id, tokens);
@@ -124,9 +131,11 @@ Checked RankRun::run_step(const SchedulerOutput& decision, const ModelOutput& ou
                           const StepTransfers& transfers, const AgreedBatch& agreed,
                           StateHashChain& chain) {
   Stopwatch watch;
+  // Builds the whole program before anything runs. The parts follow StepProgram's order.
   LS_RETURN_UNLESS_FINE(builder_.build(decision, transfers, program_));
   LS_RETURN_UNLESS_FINE(pages_.plan(decision, builder_.row_requests(), program_));
   drafts_.plan(decision, output, builder_.row_requests(), program_);
+  // A data parallel rank pads to the largest batch of all ranks.
   program_.num_padded_tokens = std::max(program_.num_padded_tokens, agreed.num_tokens);
   program_.agreed = agreed;
   LS_RETURN_IF_ERROR(transfer_step_.begin(transfers, program_));
@@ -134,6 +143,7 @@ Checked RankRun::run_step(const SchedulerOutput& decision, const ModelOutput& ou
   summary_.seconds.program += watch.lap();
   const auto requests = builder_.row_requests();
   Checked reused;
+  // A worker whose views differ from the plan has no readable pages; execute() reports it.
   if (engine_worker_ == nullptr || engine_worker_->views_hold())
     reused = comparer_.check_reused(program_, requests);
   summary_.seconds.compare += watch.lap();
@@ -141,11 +151,16 @@ Checked RankRun::run_step(const SchedulerOutput& decision, const ModelOutput& ou
   LS_RETURN_UNLESS_FINE(model_step_.apply(program_, requests, expected_));
   LS_RETURN_UNLESS_FINE(pages_.apply(program_, requests));
   LS_RETURN_UNLESS_FINE(transfer_step_.check_stores(transfers, decision.step));
+  // After the model has applied the step: it needs the loads within the step, and finds a wrong hit
+  // before its consequences appear as wrong attention.
   LS_RETURN_UNLESS_FINE(check_hits(decision));
   LS_RETURN_UNLESS_FINE(drafts_.apply(program_, requests));
   planner_.plan(program_, requests, [&](std::size_t i) { return builder_.is_void(i); });
+  // With a team, the expectations are computed while the backend executes. Neither side writes what
+  // the other reads.
   if (team_ == nullptr) expect();
   summary_.seconds.program += watch.lap();
+  // The engine's own worker receives the decision itself, not the program.
   if (engine_worker_ != nullptr) engine_worker_->decided(decision);
   Result<void> ran;
   const auto execute = [&] { ran = backend_.execute(program_, readback_); };
@@ -155,6 +170,7 @@ Checked RankRun::run_step(const SchedulerOutput& decision, const ModelOutput& ou
     team_->run([&](int member) { member == 0 ? execute() : expect(); });
   if (!ran) {
     if (engine_worker_ != nullptr)
+      // Tells a failure of Lockstep's code in the worker's process from one of the worker.
       if (const EngineFailure* failure = engine_worker_->harness_failure())
         summary_.engine_failure = *failure;
     return tl::unexpected(ran.error());
@@ -165,13 +181,16 @@ Checked RankRun::run_step(const SchedulerOutput& decision, const ModelOutput& ou
   return compared;
 }
 
-// What the step should show, as far as it takes time. Real states are exact after their check.
+// Computes the expensive part of what the step should show: attention outputs, and fingerprints of
+// written pages. Pages with real states have no image until their check settles them.
 void RankRun::expect() {
   planner_.expect();
   if (model_.has_real_states()) return;
   for (const ModelPage& page : model_.written_pages()) model_.fingerprint(page);
 }
 
+// Checks the rows that an admitted request reads from blocks it did not compute. Rows after a
+// failed load are void and not checked.
 Checked RankRun::check_hits(const SchedulerOutput& decision) {
   for (std::size_t i = 0; i < decision.scheduled.size(); ++i) {
     const ScheduledRequest& scheduled = decision.scheduled[i];
@@ -187,6 +206,7 @@ Checked RankRun::check_hits(const SchedulerOutput& decision) {
 Checked RankRun::finish(bool agreed, std::span<MemoryCheck* const> checks) {
   Stopwatch watch;
   Checked compared;
+  // Without a step there is no program that a divergence could describe.
   if (agreed && program_.step >= 0) compared = comparer_.check_all_pages();
   summary_.seconds.compare += watch.lap();
   summary_.rows_read += planner_.rows_read();
@@ -203,6 +223,7 @@ Checked RankRun::finish(bool agreed, std::span<MemoryCheck* const> checks) {
   return compared;
 }
 
+// Adds one line per reason. A verdict of "agrees" is only as strong as this list is short.
 void RankRun::say_what_was_not_checked(bool agreed, std::span<MemoryCheck* const> checks) {
   std::vector<std::string>& not_checked = summary_.not_checked;
   if (planner_.rows_left_out() > 0)

@@ -5,10 +5,12 @@
 namespace lockstep {
 
 bool ObserverList::decided(const StepView& view) {
+  // Stops at the first false, since the step will not complete.
   return std::ranges::all_of(observers_, [&](auto* observer) { return observer->decided(view); });
 }
 
 bool ObserverList::finished(const StepView& view) {
+  // All observers receive the finished step, also after a false: recorders must be complete.
   bool go_on = true;
   for (StepObserver* observer : observers_) go_on &= observer->finished(view);
   return go_on;

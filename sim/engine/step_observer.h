@@ -1,4 +1,9 @@
 // Observers of a run, called per step: progress, recorders, timelines, invariants.
+//
+// Invariants
+// (1) An observer changes nothing in the run, except that it may end it.
+// (2) Per step, the order is: arrived() and left() of its events, decided(), left() of what its
+//     output ends, finished().
 #pragma once
 
 #include <cstdint>
@@ -16,23 +21,25 @@
 
 namespace lockstep {
 
-// The configuration of one engine's loop.
+// The configuration of one engine's loop: the engine's options, the memory of its worker, and how
+// much is compared per step.
 
 struct RunConfig {
   EngineConfig engine;
-  BackendConfig backend;  // its plan says groups and pool, also where the decisions run alone
+  BackendConfig backend;  // its plan gives groups and pool, also without a backend
   CheckBudget budget;
-  std::string drafter_not_followed{};  // why; empty: it is, or there is none
+  std::string drafter_not_followed{};  // reason; empty: followed, or none
   std::int64_t steps_max = 0;          // stop after this many steps; 0: no limit
 };
 
+// Output of a request that was preempted after its step had been decided, and that step.
 struct StaleOutputOfStep {
   StaleOutput output;
-  std::int64_t step = 0;  // whose output it is
+  std::int64_t step = 0;  // of the output
 };
 
 // Everything about a step that has just been decided (and, with a backend, executed and compared).
-// References are valid during the call.
+// The fields of its output are meaningful only in finished(). References are valid during the call.
 struct StepView {
   const SchedulerOutput& decision;
   std::span<const StoppedRequest> stopped;
@@ -51,27 +58,29 @@ struct StepView {
   const Scheduler& model() const { return *decisions.model(); }
 };
 
+// A request that the engine has accepted.
 struct Arrival {
   RequestId id{};
   std::string_view name;
   std::int64_t num_prompt_tokens = 0;
-  std::int64_t step = 0;  // the first that may schedule it
+  std::int64_t step = 0;  // first step that may schedule it
 };
 
 class StepObserver {
  public:
   virtual ~StepObserver() = default;
-  // After decide and before the step's output is processed, and after it. False ends the run (the
-  // verdict stays what it is).
+  // Called after the decision of a step, and after its output is processed. False ends the run; the
+  // verdict stays as it is. With asynchronous scheduling the processed output may be that of an
+  // earlier step, or none.
   virtual bool decided(const StepView&) { return true; }
   virtual bool finished(const StepView&) { return true; }
-  // A request arrived; a request ended in the current step.
+  // Called when a request arrives, and when a request finishes or is aborted in the current step.
   virtual void arrived(const Arrival&) {}
   virtual void left(RequestId, FinishReason) {}
 };
 
-// Forwards to all observers; false from any of them ends the run. The last observer added is not
-// shown a decision at which the run ends.
+// Forwards to all observers; false from any of them ends the run. An observer that is added after
+// the one that returns false from decided() does not receive that decision.
 class ObserverList final : public StepObserver {
  public:
   void add(StepObserver& observer) { observers_.push_back(&observer); }
@@ -83,7 +92,5 @@ class ObserverList final : public StepObserver {
  private:
   std::vector<StepObserver*> observers_;
 };
-
-// "stop", "length", "abort", "error"
 
 }  // namespace lockstep

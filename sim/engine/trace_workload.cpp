@@ -1,3 +1,15 @@
+// The workload of a request trace: arrivals on a virtual clock in nanoseconds, and sampled tokens
+// that depend only on the trace and the seed.
+//
+// Invariants
+// (1) Token n of a request is the same whenever it is sampled: after a preemption, in another
+//     schedule, with or without drafts.
+// (2) A turn gives aborts by output length first, then arrivals and controls, then timed aborts.
+//     Each of these is in the order of time; ties follow the trace.
+// (3) The clock never runs backward.
+//
+// Not here: the trace's format (traces/formats/request_trace.h) and recordings.
+
 #include <algorithm>
 #include <memory>
 #include <optional>
@@ -13,25 +25,29 @@
 namespace lockstep {
 namespace {
 
+// Sampled token ids are below this; the ids of a trace's prompts may be larger.
 constexpr std::int32_t kVocabulary = 50'000;
 
-// The tokens that a request of a trace will be answered with: as the trace says, or made from
-// (seed, request, index) when it only says how many.
+// The output tokens of a request: as the trace gives them, or generated from (seed, request, index)
+// if the trace gives only their number.
 class PlannedOutput {
  public:
   PlannedOutput() = default;
-  // `ordinal` counts the requests of the trace.
+  // `ordinal`: index among the requests of the trace, so equal requests get different tokens.
   PlannedOutput(const TraceRequest& request, std::uint64_t seed, std::uint64_t ordinal);
 
-  // Output token `index`, also beyond the planned end (a step in flight, a draft).
+  // Returns output token `index`, also beyond the planned end: a step in flight and a draft may
+  // reach past it.
   std::int32_t token(std::int64_t index) const;
-  // The draft for output token `index`: the right token in `acceptance_percent` of all cases.
+  // Returns the draft for output token `index`: the right token in `acceptance_percent` of all
+  // cases.
   std::int32_t draft(std::int64_t index, std::int32_t acceptance_percent) const;
-  // How many are proposed for what follows output token `index`: all, or in `short_percent` of all
-  // cases fewer.
+  // Returns the number of drafts proposed after output token `index`: all, or in `short_percent` of
+  // all cases fewer, possibly none.
   std::int32_t num_drafts(std::int64_t index, std::int32_t all, std::int32_t short_percent) const;
 
  private:
+  // Returns a generated token. Never the eos token, which would end the request early.
   std::int32_t made(std::int64_t index) const;
 
   OutputPlan plan_;
@@ -46,7 +62,7 @@ PlannedOutput::PlannedOutput(const TraceRequest& request, std::uint64_t seed, st
       ends_with_eos_(eos_ && request.output.length < request.spec.max_tokens),
       key_(mix(seed ^ mix(ordinal))) {}
 
-// Never the eos token by accident.
+// If the trace plans fewer tokens than max_tokens allows, the request must end by its eos token.
 std::int32_t PlannedOutput::made(std::int64_t index) const {
   const std::uint64_t random = mix(key_ + static_cast<std::uint64_t>(index));
   const auto token = static_cast<std::int32_t>(random % kVocabulary);
@@ -54,6 +70,7 @@ std::int32_t PlannedOutput::made(std::int64_t index) const {
 }
 
 std::int32_t PlannedOutput::token(std::int64_t index) const {
+  // Explicit tokens first, then the fill token, then the eos token at the planned end.
   if (index < static_cast<std::int64_t>(plan_.tokens.size())) return plan_.tokens[index];
   if (plan_.fill && index < plan_.length) return *plan_.fill;
   if (ends_with_eos_ && index == plan_.length - 1) return *eos_;
@@ -62,8 +79,11 @@ std::int32_t PlannedOutput::token(std::int64_t index) const {
 
 std::int32_t PlannedOutput::draft(std::int64_t index, std::int32_t acceptance_percent) const {
   const std::int32_t right = token(index);
+  // Another key than that of tokens: acceptance is independent of the token's value.
   const std::uint64_t coin = mix(~key_ + static_cast<std::uint64_t>(index));
   if (static_cast<std::int32_t>(coin % 100) < acceptance_percent) return right;
+  // A wrong draft must not be the eos token either: a request whose drafts are accepted by mistake
+  // would end and hide the mistake.
   const std::int32_t wrong = (right + 1) % kVocabulary;
   return wrong == eos_ ? (wrong + 1) % kVocabulary : wrong;
 }
@@ -75,18 +95,20 @@ std::int32_t PlannedOutput::num_drafts(std::int64_t index, std::int32_t all,
   return static_cast<std::int32_t>(coin / 100 % static_cast<std::uint64_t>(all));
 }
 
-// An event at a time. Ties follow the order of the trace, then the order of their causes.
+// An event at a time. Ties follow the order of the trace, then the order in which events were
+// added.
 struct Due {
   std::int64_t t_ns = 0;
   std::uint64_t order = 0;
-  std::size_t index = 0;  // into a table of what is due
+  std::size_t index = 0;  // index of the event's data
   bool operator>(const Due& other) const {
     return std::pair(t_ns, order) > std::pair(other.t_ns, other.order);
   }
 };
 using DueQueue = std::priority_queue<Due, std::vector<Due>, std::greater<>>;
 
-// A table that reuses free places.
+// A table with stable indices that reuses freed entries: a long trace needs as many entries as
+// requests are live.
 template <class T>
 class Slab {
  public:
@@ -101,6 +123,7 @@ class Slab {
     return index;
   }
   T& operator[](std::size_t index) { return values_[index]; }
+  // Removes and returns an entry. REQUIRES: the entry was added and not taken since.
   T take(std::size_t index) {
     free_.push_back(index);
     return std::exchange(values_[index], T{});
@@ -135,35 +158,40 @@ class TraceWorkload final : public Workload {
   std::int64_t records_consumed() const override { return consumed_; }
 
  private:
-  // A record that has not been an event.
+  // A record that has not become an event yet.
   struct Pending {
     std::uint64_t ordinal = 0;  // among requests
-    std::size_t waits_for = 0;  // requests that have not left
-    std::int64_t left_ns = 0;   // when the last of the others left
+    std::size_t waits_for = 0;  // named requests that have not finished
+    std::int64_t left_ns = 0;   // time at which the last named request finished
   };
+  // A request that has arrived and not finished.
   struct Plan {
     PlannedOutput output;
     std::string name;
     std::optional<std::int32_t> abort_after;
   };
 
+  // Registers a request for its time, or with the requests that it waits for.
   void await(const TraceRequest& request, std::size_t index);
+  // Returns the time of the next event; absent: none is known. An arrival that waits for a running
+  // request has no time yet.
   std::optional<std::int64_t> next_due() const;
+  // Turns a record into an event.
   void emit(std::size_t index, std::vector<WorkloadEvent>& events);
 
   const std::shared_ptr<const Trace> trace_;
   const TraceWorkloadOptions options_;
   std::int64_t now_ = 0;
-  std::int64_t consumed_ = 0;  // up to the last record that has been an event
+  std::int64_t consumed_ = 0;  // number of records up to the last one that became an event
   std::uint64_t order_ = 0;
 
   std::vector<Pending> pending_;         // by record
   DueQueue arrivals_;                    // of records
   Slab<std::string> timed_aborts_;       // names
   DueQueue aborts_;                      // into timed_aborts_
-  std::vector<std::string> aborts_now_;  // by output length, in order
+  std::vector<std::string> aborts_now_;  // aborts by output length, in order
   Slab<Plan> plans_;                     // by ticket
-  // Of every request that has not left: records that wait for it.
+  // Per request that has not finished: the records that wait for it.
   std::unordered_map<std::string, std::vector<std::size_t>> waiters_;
 };
 
@@ -173,6 +201,7 @@ TraceWorkload::TraceWorkload(std::shared_ptr<const Trace> trace,
   std::uint64_t ordinal = 0;
   for (std::size_t index = 0; index < pending_.size(); ++index) {
     const TraceRecord& record = trace_->records[index];
+    // The whole trace is registered at the start: a closed loop may name any earlier request.
     if (const auto* request = std::get_if<TraceRequest>(&record)) {
       pending_[index].ordinal = ordinal++;
       await(*request, index);
@@ -182,7 +211,8 @@ TraceWorkload::TraceWorkload(std::shared_ptr<const Trace> trace,
   }
 }
 
-// It arrives at its time, or when the earlier requests that it names have left.
+// A name that no earlier record has is not waited for. If none is left, the request arrives at
+// delay_ns.
 void TraceWorkload::await(const TraceRequest& request, std::size_t index) {
   for (const std::string& name : request.after) {
     const auto earlier = waiters_.find(name);
@@ -206,11 +236,14 @@ std::optional<std::int64_t> TraceWorkload::next_due() const {
 
 Result<Turn> TraceWorkload::next_turn(const LoopState& state, std::vector<WorkloadEvent>& events) {
   const auto next = next_due();
+  // Live requests keep the run going without arrivals: they may still finish.
   if (!next && !state.unfinished) return Turn::end;
+  // Only an idle engine jumps to the next event. A busy one advances by the duration of its steps.
   if (state.idle) {
     if (!next) return Turn::stuck;
     now_ = std::max(now_, *next);
   }
+  // Aborts by output length come first: they belong to the previous step.
   for (std::string& name : aborts_now_) events.push_back(abort_of(std::move(name)));
   aborts_now_.clear();
   while (!arrivals_.empty() && arrivals_.top().t_ns <= now_) {
@@ -245,6 +278,7 @@ void TraceWorkload::emit(std::size_t index, std::vector<WorkloadEvent>& events) 
     plan.abort_after = request->abort->after_tokens;
   event.kind = WorkloadEvent::Kind::add;
   event.request = request->spec;
+  // The arrival time that the scheduler sees: policies order requests by it.
   if (!request->after.empty()) event.request.arrival_ns = pending.left_ns + request->delay_ns;
   event.ticket = plans_.add(std::move(plan));
 }
@@ -253,10 +287,12 @@ Result<void> TraceWorkload::sample(std::int64_t, std::span<const SampledRow> row
                                    ModelOutput& output) {
   for (const SampledRow& row : rows) {
     Plan& plan = plans_[row.ticket];
+    // Position of the next output token: drafts verify from here.
     std::int64_t index = row.num_output_tokens;
     if (row.samples) {
-      // Drafts are right as long as the model samples them; after them the model samples one more
-      // token. With steps in flight the worker's drafts replace the engine's placeholders.
+      // Accepts drafts up to the first wrong one, then samples one more token. With steps in
+      // flight, drafts are placeholders (-1) in the decision and only the worker has their values.
+      // A new request has no drafts yet, so its placeholders verify nothing.
       const bool knows_more = options_.async_scheduling && !row.is_new;
       for (const std::int32_t given : row.drafts) {
         const std::int32_t draft = given < 0 && knows_more
@@ -267,12 +303,15 @@ Result<void> TraceWorkload::sample(std::int64_t, std::span<const SampledRow> row
         ++index;
       }
       output.tokens.push_back(plan.output.token(index++));
+      // The abort reaches the engine before its next step, as a client's does that has seen the
+      // token.
       if (plan.abort_after && index >= *plan.abort_after) {
         aborts_now_.push_back(plan.name);
         plan.abort_after.reset();
       }
     }
     output.token_ends.push_back(static_cast<std::uint32_t>(output.tokens.size()));
+    // With asynchronous scheduling the worker keeps the drafts; the output has none.
     if (options_.num_spec_tokens == 0 || options_.async_scheduling) continue;
     const std::int32_t num_drafts =
         plan.output.num_drafts(index, options_.num_spec_tokens, options_.short_drafts_percent);
@@ -286,10 +325,12 @@ Result<void> TraceWorkload::sample(std::int64_t, std::span<const SampledRow> row
 
 void TraceWorkload::request_left(std::string_view name, std::uint64_t ticket) {
   plans_.take(ticket);
+  // Every request that arrived is in waiters_, whether a record waits for it or not.
   const auto waiting = waiters_.find(std::string(name));
   LS_CHECK(waiting != waiters_.end(), "{} left and was not here", name);
   for (const std::size_t index : waiting->second) {
     Pending& pending = pending_[index];
+    // The delay counts from the last of the named requests.
     pending.left_ns = std::max(pending.left_ns, now_);
     if (--pending.waits_for > 0) continue;
     const auto& request = std::get<TraceRequest>(trace_->records[index]);

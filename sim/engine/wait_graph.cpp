@@ -17,23 +17,29 @@ namespace {
 
 using Graph = boost::adjacency_list<boost::vecS, boost::vecS, boost::directedS>;
 
+// Builds the graph of the header's invariants: an edge from i to j means that i waits for j.
 Graph wait_graph(const Standstill& standstill) {
   const std::vector<WaitingRequest>& queue = standstill.queue;
   Graph graph(queue.size());
   std::vector<std::size_t> holders;
+  // Blocks that are free, or become free without any request that waits here.
   std::int64_t released = standstill.free_blocks + standstill.blocks_held_by_finished;
   for (std::size_t i = 0; i < queue.size(); ++i)
     if (queue[i].blocks_held > 0) holders.push_back(i);
   std::optional<std::size_t> obstacle;  // the last request so far that does not fit
   for (std::size_t i = 0; i < queue.size(); ++i) {
     const WaitingRequest& request = queue[i];
-    if (obstacle) boost::add_edge(i, *obstacle, graph);  // and so on to the first of them
+    // One edge to the last request that does not fit suffices: it waits for the previous one.
+    if (obstacle) boost::add_edge(i, *obstacle, graph);
     if (request.is_loading) {
+      // A load ahead of all obstacles completes; its request is then scheduled, finishes and frees
+      // its blocks. After an obstacle it also completes, but its request is never scheduled.
       if (!obstacle) released += request.blocks_held;
       continue;
     }
     if (request.blocks_missing <= released) continue;
     obstacle = i;
+    // A request that is larger than the pool waits for no other: that is another finding.
     if (request.blocks_held + request.blocks_missing > standstill.total_blocks) continue;
     for (const std::size_t holder : holders)
       if (holder != i) boost::add_edge(i, holder, graph);
@@ -50,7 +56,9 @@ std::string holding_text(const WaitingRequest& request) {
                      request.held_since);
 }
 
-// The first of the cycle needs blocks; the others hold them and are queued after it.
+// Describes a cycle: the first request needs blocks, and the others hold them after it in the
+// queue. The first of a component always does not fit, since only such requests wait for later
+// ones.
 std::string cycle_text(const Standstill& standstill, const std::vector<WaitingRequest>& cycle) {
   const WaitingRequest& first = cycle.front();
   std::vector<std::string> holders;
@@ -65,11 +73,15 @@ std::string cycle_text(const Standstill& standstill, const std::vector<WaitingRe
       standstill.total_blocks, fmt::join(holders, ", "), holders.size() == 1 ? "waits" : "wait");
 }
 
+// Steps between two looks at all requests, which cost time linear in their number.
 constexpr std::int64_t kCheckEvery = 1024;
+// Times that every token may be scheduled without a sample. Preemption may repeat a whole prefill,
+// so 1 would be too strict.
 constexpr std::int64_t kRoundsOfPreemption = 4;
+// Requests named in a verdict; all of them are counted.
 constexpr std::int64_t kStuckNamed = 20;
 
-// A pool, and the groups that are given blocks of it.
+// A pool, and the groups [begin, end) of the plan that allocate from it.
 struct PoolOfGroups {
   std::size_t begin = 0, end = 0;
   std::int64_t free_blocks = 0;
@@ -77,7 +89,8 @@ struct PoolOfGroups {
   std::string_view place{};       // as in Standstill
 };
 
-// The host's group is the first, where there is one.
+// Returns the pools of the plan. The host's group is the first one, if the engine has a host pool;
+// both pools have a null block.
 std::vector<PoolOfGroups> pools_of(const DecisionSource& decisions, const EngineConfig& engine,
                                    const KVCacheConfig& plan) {
   std::vector<PoolOfGroups> pools;
@@ -95,6 +108,9 @@ std::span<const KVCacheGroupSpec> groups_in(const KVCacheConfig& plan, const Poo
   return std::span(plan.groups).subspan(pool.begin, pool.end - pool.begin);
 }
 
+// Explains why a request does not run: it can never fit, no request will free blocks for it, or it
+// would fit and the queue stops before it. The pools are checked in order; the last one without a
+// problem gives the numbers.
 std::string why_stuck(const DecisionSource& decisions, const RunConfig& config, RequestId id) {
   const KVCacheConfig& plan = config.backend.plan;
   const std::int64_t tokens = decisions.num_tokens(id);
@@ -116,6 +132,7 @@ std::optional<WaitCycle> first_cycle(const std::vector<Standstill>& standstills)
   return std::nullopt;
 }
 
+// Returns the cycle of the run's current state, host first.
 std::optional<WaitCycle> wait_cycle(const RunConfig& config, const DecisionSource& decisions,
                                     const HoldingWatch& holding) {
   if (decisions.model() == nullptr || !decisions.running().empty()) return std::nullopt;
@@ -124,8 +141,9 @@ std::optional<WaitCycle> wait_cycle(const RunConfig& config, const DecisionSourc
   auto cycle = first_cycle(standstills);
   const bool holders_first = decisions.deferred().has_value();
   if (cycle || holders_first || config.engine.policy == SchedulingPolicy::fcfs) return cycle;
-  // By priority the better head of the two queues comes first. If one of the passed-over requests
-  // could continue, the others wait for it.
+  // With priority scheduling, the better head of the two queues is tried first, so a waiting
+  // request may precede the skipped ones. The second order has them last: if one of the passed-over
+  // requests could continue, the others wait for it.
   for (Standstill& standstill : standstills)
     std::ranges::rotate(standstill.queue,
                         standstill.queue.begin() + std::ssize(decisions.skipped()));
@@ -140,6 +158,7 @@ std::optional<WaitCycle> find_wait_cycle(const Standstill& standstill) {
   boost::strong_components(graph, boost::make_iterator_property_map(
                                       component.begin(), boost::get(boost::vertex_index, graph)));
   for (std::size_t i = 0; i < component.size(); ++i) {
+    // A component of one request is not a cycle; the graph has no edge from a request to itself.
     if (std::ranges::count(component, component[i]) < 2) continue;
     WaitCycle cycle;
     std::vector<WaitingRequest> members;
@@ -157,7 +176,9 @@ std::optional<WaitCycle> find_wait_cycle(const Standstill& standstill) {
 
 namespace {
 
-// Blocks that a request's tokens take in a group.
+// Returns the blocks that a request's first allocation takes in a group for its tokens. A recurrent
+// state takes one block plus one per draft token, whatever the length. A window or chunk keeps at
+// most its own length and one partial block.
 std::int64_t num_blocks_for(const KVCacheSpec& spec, std::int64_t tokens) {
   if (is_state_kind(spec.kind) && spec.mamba_cache_mode != MambaCacheMode::all)
     return 1 + spec.num_speculative_blocks;
@@ -174,9 +195,12 @@ std::int64_t num_blocks_missing(const EngineConfig& engine,
                                 std::span<const KVCacheGroupSpec> groups, std::int64_t num_tokens,
                                 std::int64_t num_computed_tokens, std::int64_t blocks_held) {
   std::int64_t tokens = num_tokens;
+  // Draft tokens need slots once the request decodes.
   if (num_computed_tokens > 0)
     tokens = std::min<std::int64_t>(tokens + num_lookahead_tokens(engine), engine.max_model_len);
   if (!engine.scheduler_reserve_full_isl)
+    // A step computes at most the token budget; the request continues with the blocks of that
+    // chunk.
     tokens = std::min(tokens, num_computed_tokens + engine.max_num_batched_tokens);
   std::int64_t count = 0;
   for (const KVCacheGroupSpec& group : groups)
@@ -186,6 +210,8 @@ std::int64_t num_blocks_missing(const EngineConfig& engine,
 
 namespace {
 
+// Counts the request's entries in the pool's groups, without null blocks. Shared blocks count once
+// per request.
 std::int64_t num_blocks_held(const Scheduler& scheduler, RequestId request,
                              const PoolOfGroups& pool) {
   std::int64_t count = 0;
@@ -195,7 +221,7 @@ std::int64_t num_blocks_held(const Scheduler& scheduler, RequestId request,
   return count;
 }
 
-// Pages that only the host has; they need no block on the device.
+// Counts pages that only the host has; they need no block on the device until they are read.
 std::int64_t num_pages_elsewhere(const Scheduler& scheduler, RequestId request,
                                  const KVCacheConfig& plan, const PoolOfGroups& pool) {
   std::int64_t count = 0;
@@ -209,6 +235,7 @@ std::int64_t num_pages_elsewhere(const Scheduler& scheduler, RequestId request,
 }  // namespace
 
 void HoldingWatch::step(const Scheduler& scheduler, std::int64_t step) {
+  // Rebuilt in each step, so a request that has lost its blocks is forgotten.
   std::map<RequestId, std::int64_t> now;
   for (const SkippedRequest& request : scheduler.skipped()) {
     if (scheduler.block_table(request.id, 0).empty()) continue;
@@ -252,12 +279,14 @@ std::vector<Standstill> standstills_of(const Scheduler& scheduler, const EngineC
 }
 
 bool ProgressGuard::is_stuck(const DecisionSource& decisions) {
+  // Short runs never reach a check: their steps are few enough to end by themselves.
   if (++steps_ % kCheckEvery != 0) return false;
   std::int64_t tokens = 0;
   for (const RequestId id : decisions.running()) tokens += decisions.num_tokens(id);
   for (const RequestId id : decisions.waiting()) tokens += decisions.num_tokens(id);
   for (const SkippedRequest& request : decisions.skipped())
     tokens += decisions.num_tokens(request.id);
+  // With asynchronous scheduling every other step may be empty while an output is awaited.
   const std::int64_t per_step = config_.engine.async_scheduling ? 2 : 1;
   return steps_ > kRoundsOfPreemption * per_step * tokens;
 }

@@ -10,6 +10,9 @@
 // A loading request also waits for its transfer, which is not an edge of the graph: once the
 // transfer has completed, (1) still holds.
 //
+// Example, pool of 10 blocks: A holds 4 and needs 4 more, B holds 6 and needs 2 more. A waits for
+// B's blocks by (2), B for A by (1): a cycle.
+//
 // find_wait_cycle() does not decide how many blocks a request needs: its caller counts them.
 #pragma once
 
@@ -30,6 +33,7 @@
 
 namespace lockstep {
 
+// A request that does not run, and its blocks in one pool.
 struct WaitingRequest {
   std::string name;
   std::int64_t blocks_held = 0;
@@ -38,52 +42,55 @@ struct WaitingRequest {
   bool is_loading = false;
 };
 
-// A moment at which no request runs, as to one pool.
+// One pool at a moment at which no request runs.
 struct Standstill {
-  std::vector<WaitingRequest> queue;  // in the order in which the scheduler looks at them
-  std::int64_t blocks_held_by_finished = 0;
+  std::vector<WaitingRequest> queue;         // in the order in which the scheduler tries them
+  std::int64_t blocks_held_by_finished = 0;  // of finished requests whose transfers are in flight
   std::int64_t free_blocks = 0;
   std::int64_t total_blocks = 0;  // without the null block
-  std::string_view place{};       // of the pool, in words: " on the host"; empty: the device
+  std::string_view place{};       // of the pool, for messages: " on the host"; empty: the device
 };
 
+// A set of requests none of which can continue before another of them does.
 struct WaitCycle {
   std::vector<std::string> requests;  // in queue order
-  bool head_holds_blocks = false;     // the first of them has loaded a part, and needs more
-  std::string text;                   // which of them waits for which, in one or more lines
+  bool head_holds_blocks = false;     // true if the first one has loaded a part and needs more
+  std::string text;                   // the requests and what each waits for, in one or more lines
 };
 
-// The cycle of the request at the front of the queue. Absent: all waiting may end by itself, or can
-// never end because a request is larger than the pool.
+// Returns the first cycle in queue order. Absent: all waiting may end by itself, or can never end
+// because a request is larger than the pool (which why_stuck() reports). Linear in the edges: at
+// most the square of the queue's length.
 std::optional<WaitCycle> find_wait_cycle(const Standstill& standstill);
 
-// Blocks that a waiting request still needs: for all its tokens if the engine reserves them at
-// once, otherwise for its next chunk.
+// Returns the blocks that a waiting request still needs: for all its tokens if the engine reserves
+// them at once (scheduler_reserve_full_isl), otherwise for its next chunk. 0: it fits into the
+// blocks it holds. An estimate: prefix hits are not considered.
 std::int64_t num_blocks_missing(const EngineConfig& engine,
                                 std::span<const KVCacheGroupSpec> groups, std::int64_t num_tokens,
                                 std::int64_t num_computed_tokens, std::int64_t blocks_held);
 
-// Since when waiting requests hold blocks; without a KV connector, none do.
+// Records since which step each waiting request has held blocks. Without a KV connector, none does.
 class HoldingWatch {
  public:
-  // Once a step, after its output was processed.
+  // Updates the record. Called once per step, after its output is processed.
   void step(const Scheduler& scheduler, std::int64_t step);
-  std::int64_t since(RequestId request) const;  // -1: holds none
+  std::int64_t since(RequestId request) const;  // step; -1: holds none
 
  private:
   std::map<RequestId, std::int64_t> since_;
 };
 
-// For each pool one: the host, where there is one, and the device.
-// REQUIRES: no request runs.
+// Returns the state of each pool: the host, if the engine has one, then the device. REQUIRES: no
+// request runs.
 std::vector<Standstill> standstills_of(const Scheduler& scheduler, const EngineConfig& engine,
                                        const KVCacheConfig& plan, const HoldingWatch& watch);
 
 // Detects livelock: requests that preempt each other forever run, but sample nothing and never
-// finish. Every step schedules at least one token, so scheduling all of them several times over
-// without a sample is no progress. Steps blocked by a fault do not count, nor do steps before a
-// report of a KV connector. Reports without a sample are limited, too: loading and freeing in turns
-// is no progress.
+// finish. Every step schedules at least one token, so a number of steps several times the tokens of
+// all requests, without a sample, is not progress. Steps blocked by a fault do not count, nor do
+// steps before a report of a KV connector. Reports without a sample are limited to kReportsMax: a
+// connector that loads and frees in turns makes no progress either.
 class ProgressGuard {
  public:
   explicit ProgressGuard(const RunConfig& config) : config_(config) {}
@@ -94,7 +101,7 @@ class ProgressGuard {
   void reported() {
     if (++reports_ <= kReportsMax) steps_ = 0;
   }
-  // Once a step.
+  // Counts a step. True if too many steps have passed without progress; checked every 1,024 steps.
   bool is_stuck(const DecisionSource& decisions);
 
  private:
@@ -103,15 +110,15 @@ class ProgressGuard {
 
   const RunConfig& config_;
   std::int64_t steps_ = 0;
-  std::int64_t reports_ = 0;  // of a connector since there was progress
+  std::int64_t reports_ = 0;  // reports of a connector since the last progress
 };
 
-// Whether nothing runs, and a request that holds blocks waits for one behind it. Only the model's
-// scheduler can tell.
+// True if no request runs and the queue has a cycle. False if another engine decides: only the
+// model's scheduler has block tables.
 bool has_wait_cycle(const RunConfig& config, const DecisionSource& decisions,
                     const HoldingWatch& holding);
-// Sets the verdict: which request is stuck, and why: "needs about 12 blocks for its 190 tokens; 3
-// of 40 are free, and no running request will free any".
+// Sets the verdict: the cycle if there is one, and for up to 20 requests why each is stuck: "needs
+// about 12 blocks for its 190 tokens; 3 of 40 are free, and no running request will free any".
 void set_liveness_verdict(const RunConfig& config, const DecisionSource& decisions,
                           const std::function<std::string_view(RequestId)>& name,
                           const HoldingWatch& holding, RunSummary& summary);
