@@ -37,6 +37,7 @@ bool ConformObserver::finished(const StepView& view) {
 
 bool ConformObserver::agrees() {
   const RecordedStep& recorded = workload_.current();
+  // Structures first: JSON text is only made to name the field that differs.
   if (transcript_.step() == recorded) return true;
   const FieldDifference found =
       first_difference(recording_step_line(recorded), recording_step_line(transcript_.step()));
@@ -52,6 +53,7 @@ bool ConformObserver::parts(std::string what, std::string recorded, std::string 
   return false;
 }
 
+// Keeps names and limits of the rows: the scheduler overwrites its decision in the next step.
 void ConformObserver::note_rows(const StepView& view) {
   rows_.clear();
   for (std::size_t i = 0; i < view.decision.scheduled.size(); ++i)
@@ -59,7 +61,8 @@ void ConformObserver::note_rows(const StepView& view) {
         {std::string(view.name(view.decision.scheduled[i].id)), view.model().num_sampled_max(i)});
 }
 
-// Whether a model can have returned what is recorded, for the decision in which both agree.
+// Checks the recorded output against the decision in which both sides agree. In the audit of an
+// engine, too many tokens are a finding; in the loop they would be an Error.
 bool ConformObserver::output_fits() {
   const RecordedStep& recorded = workload_.current();
   for (const Row& row : rows_) {
@@ -89,6 +92,7 @@ Result<std::unique_ptr<ConformRun>> ConformRun::open(const RecordingHeader& head
   ConnectorLog* const log = run->log_ ? &*run->log_ : nullptr;
   LockstepConfig config;
   config.engine = header.options.config;
+  // The plan comes from the recording, not from a model: only its groups and its pool matter here.
   config.backend.plan.num_blocks = header.num_blocks;
   config.backend.plan.groups = header.groups;
   config.connector.load_failure_policy = kv_transfer(header, log).kv_load_failure_policy;
@@ -118,7 +122,8 @@ std::optional<ConformMismatch> ConformRun::compare_header(const RecordingHeader&
   if (header.scheduler_block_size != scheduler.scheduler_block_size())
     return header_mismatch("scheduler_block_size", header.scheduler_block_size,
                            scheduler.scheduler_block_size());
-  // Without prefix caching only a connector's own store reads hashes; the model has none.
+  // Without prefix caching, only a connector's own store reads hashes, and the model has no such
+  // store.
   const bool has_hashes = header.options.config.enable_prefix_caching || !header.connector;
   if (has_hashes && header.hash_block_size != scheduler.hash_block_size())
     return header_mismatch("hash_block_size", header.hash_block_size, scheduler.hash_block_size());
@@ -127,7 +132,7 @@ std::optional<ConformMismatch> ConformRun::compare_header(const RecordingHeader&
 
 namespace {
 
-// Unfinished requests, as the end line lists them.
+// Compares the unfinished requests with the end line.
 std::optional<ConformMismatch> compare_end(const RecordingEnd& recorded, RecordingEnd model) {
   if (recorded == model) return std::nullopt;
   const FieldDifference found =
@@ -139,6 +144,7 @@ std::optional<ConformMismatch> compare_end(const RecordingEnd& recorded, Recordi
                          .model = found.model};
 }
 
+// Runs one recording to its end or its first difference.
 Result<ConformFile> conform_workload(const std::string& path, RecordingHeader header,
                                      std::unique_ptr<RecordingWorkload> recorded,
                                      const std::string& engine) {
@@ -154,6 +160,7 @@ Result<ConformFile> conform_workload(const std::string& path, RecordingHeader he
   ConformRun& judged = **opened;
   const RecordingWorkload& workload = judged.workload();
   const ConformObserver& observer = judged.observer();
+  // A wrong block size would make every step differ, so the header comes first.
   file.mismatch = judged.compare_header(header);
   if (!file.mismatch) {
     const auto report = judged.session().run();
@@ -163,16 +170,20 @@ Result<ConformFile> conform_workload(const std::string& path, RecordingHeader he
     file.wait_cycle = report->summary.wait_cycle;
     file.mismatch = observer.mismatch();
     if (!file.mismatch) file.cut_off = cut_off_text(workload.end());
+    // A recording that was cut off has no end line to compare.
     if (!file.mismatch && file.cut_off.empty())
       file.mismatch =
           compare_end(workload.end(), {.steps = file.steps,
                                        .unfinished = observer.unfinished(),
+                                       // Facts of the recorder, which the model has no view of.
                                        .steps_in_flight = workload.end().steps_in_flight,
                                        .failed_check = workload.end().failed_check,
                                        .failed_what = workload.end().failed_what});
   }
   if (file.mismatch) {
     file.mismatch->file = path;
+    // A difference may have a reason outside the model. The message states it, so it is not
+    // mistaken for a wrong policy.
     if (!header.beyond_format.empty())
       file.mismatch->what +=
           fmt::format(" (no profile follows what the engine was started with: {})",
@@ -185,7 +196,8 @@ Result<ConformFile> conform_workload(const std::string& path, RecordingHeader he
   return file;
 }
 
-// A thread would otherwise lose the exception.
+// Turns an allocation failure into an Error: a huge recording must not end the other files'
+// threads.
 template <class Conform>
 Result<ConformFile> within_memory(const std::string& path, Conform conform) {
   try {
@@ -215,6 +227,7 @@ Result<ConformFile> conform_recording(const std::string& path,
 }
 
 ConformSummary conform_recordings(std::vector<std::string> paths, const ConformOptions& options) {
+  // Results are in the order of names, whatever thread finishes first.
   std::ranges::sort(paths);
   std::vector<Result<ConformFile>> results(paths.size(), ConformFile{});
   std::mutex report;
@@ -227,6 +240,7 @@ ConformSummary conform_recordings(std::vector<std::string> paths, const ConformO
   };
   for_each_in_parallel(std::ssize(paths), options.jobs, conform_one,
                        [&] { return !stop_requested() && ++started > 0; });
+  // Files are started in order, so those that a stop signal left out are at the end.
   paths.resize(started);
   ConformSummary summary;
   for (std::size_t i = 0; i < paths.size(); ++i) {
@@ -264,6 +278,7 @@ bool LiveConform::settle(const Result<bool>& went_on) {
     error_ = went_on.error();
   } else if (!*went_on) {
     const auto& found = model_->observer().mismatch();
+    // A growing recording has no end, so only a difference can end the model's run.
     LS_CHECK(found.has_value(), "the model's run ended by itself");
     take(*found);
   }
@@ -274,6 +289,7 @@ bool LiveConform::decided(const RecordedStep& step) {
   if (is_over_) return true;
   if (!goes_on()) return false;
   recording_.show(step);
+  // The loop state is irrelevant: the recording decides when time advances.
   const auto turn = run_->take_turn({});
   LS_CHECK(turn && *turn == Turn::step, "a recording that grows has a step to take");
   return settle(run_->decide());

@@ -1,4 +1,4 @@
-// Recordings against the model: the reference scheduler receives the engine's inputs and must
+// Compares recordings with the model: the reference scheduler receives the engine's inputs and must
 // decide exactly as the engine did, in every field of every step.
 //
 // Compared, in the recording's own terms and order: scheduled (order, tokens, computed, new and
@@ -7,6 +7,8 @@
 // reset_prefix_cache, output_of_step, the derived block sizes, and the unfinished requests. With a
 // KV connector also its queries with their local tokens, skipped, loading and held. What the model
 // returned is an input; more tokens than the decision can bring are a mismatch.
+//
+// Not compared: memory, and when an engine processes an output (an input as well).
 #pragma once
 
 #include <cstdint>
@@ -26,6 +28,7 @@
 
 namespace lockstep {
 
+// The first difference of a recording, both sides as JSON text.
 struct ConformMismatch {
   std::string file;
   std::int64_t step = -1;  // -1: the header or the end line
@@ -34,8 +37,8 @@ struct ConformMismatch {
   std::string model;
 };
 
-// The model on the inputs of a recording, read or being made: compares every step with the recorded
-// one.
+// Runs the model on the inputs of a recording, complete or growing, and compares every step with
+// the recorded one.
 //
 // Invariants
 // (1) The first difference ends the run; nothing is compared after it.
@@ -51,24 +54,27 @@ class ConformObserver final : public StepObserver {
         num_spec_tokens_(header.options.config.num_spec_tokens),
         transcript_(header) {}
 
-  // The model's sampled tokens belong to the recorded decision: a different decision ends the run
-  // before its output arrives.
+  // Compares the decision, then the recorded output with what the decision allows. The sampled
+  // tokens belong to the recorded decision, so a different decision ends the run before its output
+  // arrives.
   bool decided(const StepView& view) override;
   bool finished(const StepView& view) override;
-  // The recording has grown by what was sampled and reported. False: no model can have returned it
-  // for the decision, and a run that continues with it ends in an Error.
+  // Reads the inputs by which a growing recording has grown: samples and reports. False: no model
+  // can have returned them for the decision, and a run that continues with them ends in an Error.
   bool inputs_known();
 
   const std::optional<ConformMismatch>& mismatch() const { return mismatch_; }
-  // A request so far had an adapter, images or embeddings.
+  // True if a request so far had an adapter, images or embeddings.
   bool has_keys() const { return has_keys_; }
   // Unfinished requests after the last step, sorted.
   const std::vector<std::string>& unfinished() const { return unfinished_; }
 
  private:
   bool agrees();
+  // Records the mismatch. Returns false, for the caller to return.
   bool parts(std::string what, std::string recorded, std::string model);
   void note_rows(const StepView& view);
+  // True if a model can have returned the recorded output for the decision, row by row.
   bool output_fits();
   bool list_fits(std::string_view key, const std::vector<RecordedTokens>& lists,
                  std::string_view name, std::int64_t num_tokens_max);
@@ -90,7 +96,8 @@ class ConformObserver final : public StepObserver {
 // The session and its comparing observer.
 class ConformRun {
  public:
-  // By the profile that `header` names. Errors: none of that name, or what the model refuses.
+  // Opens a session under the profile that `header` names. Errors: an unknown profile, or a
+  // configuration that the model refuses.
   static Result<std::unique_ptr<ConformRun>> open(const RecordingHeader& header,
                                                   std::unique_ptr<RecordingWorkload> recorded);
   ConformRun(const ConformRun&) = delete;
@@ -98,7 +105,7 @@ class ConformRun {
   Session& session() { return *session_; }
   const RecordingWorkload& workload() const { return workload_; }
   ConformObserver& observer() { return observer_; }
-  // The block sizes that the model derives, against those of the header.
+  // Compares the block sizes that the model derives with those of the header.
   std::optional<ConformMismatch> compare_header(const RecordingHeader& header) const;
 
  private:
@@ -113,12 +120,12 @@ class ConformRun {
 struct ConformFile {
   std::string file;
   std::string engine;     // as the recording names it
-  std::string judged_as;  // the profile: of that engine, of the nearest release, or as asked for
+  std::string judged_as;  // profile: of that engine, of the nearest release, or the given one
   std::int64_t steps = 0;
   std::string cut_off{};                    // as cut_off_text()
   std::optional<ConformMismatch> mismatch;  // the first one; absent: agreed
-  bool is_stuck = false;     // it ends with requests that wait for each other, and nothing runs
-  std::string wait_cycle{};  // which of them waits for which
+  bool is_stuck = false;     // true if it ends with requests that wait for each other
+  std::string wait_cycle{};  // the requests of the cycle and what each waits for
 };
 
 struct ConformSummary {
@@ -129,10 +136,12 @@ struct ConformSummary {
   std::int64_t stuck = 0;  // recordings that end in a cycle of waiting requests
 };
 
-// `engine` is the profile to judge by; empty: that of the recording's engine. An Error: the file
-// cannot be read, its engine has no profile, or it holds inputs that no engine can receive.
+// Compares one recording. `engine`: the profile to compare with; empty: that of the recording's
+// engine. Errors: the file cannot be read, its engine has no profile, or it holds inputs that no
+// engine can receive. A mismatch is a result, not an Error.
 Result<ConformFile> conform_recording(const std::string& path, const std::string& engine = {});
-// The same, of what has been read.
+// The same for a recording in memory; `path` is only for messages. Safe to call from several
+// threads.
 Result<ConformFile> conform_recording(const std::string& path,
                                       std::shared_ptr<const Recording> recording,
                                       const std::string& engine);
@@ -143,9 +152,11 @@ struct ConformOptions {
   // Called after each file, from one thread at a time, in any order.
   std::function<void(const std::string& file)> done{};
 };
+// Compares files in parallel. A refused file is listed with its reason, and the others are still
+// compared. After a stop signal no further file is started.
 ConformSummary conform_recordings(std::vector<std::string> paths, const ConformOptions& options);
 
-// A run of another engine, compared with the model as it runs: the model receives that engine's
+// Compares a run of another engine with the model while it runs: the model receives that engine's
 // inputs and must decide the same, in every field, in the same step.
 //
 // Invariants
@@ -155,7 +166,7 @@ ConformSummary conform_recordings(std::vector<std::string> paths, const ConformO
 //     where both decide equally and the output exceeds what a model can return: the audit judges
 //     that decision.
 //
-// Compared as above. Not here: an end line; its content is in the steps.
+// The fields are those above. Not here: an end line; its content is in the steps.
 
 struct LockstepConfig;
 class GrowingRecording;
@@ -163,17 +174,18 @@ class LockstepRun;
 
 class LiveConform {
  public:
-  // By the profile that `header` names. Errors: what the model does not run.
+  // Opens the comparison under the profile that `header` names. Errors: what the model does not
+  // run.
   static Result<std::unique_ptr<LiveConform>> open(const RecordingHeader& header);
   ~LiveConform();
   LiveConform(const LiveConform&) = delete;
 
-  // A decided step, and the same step when it has completed. False: they differ, or the model
-  // cannot continue.
+  // Compare a decided step, and the same step when it has completed. False: the two differ, or the
+  // model cannot continue. REQUIRES: alternating calls, decided() first.
   bool decided(const RecordedStep& step);
   bool finished(const RecordedStep& step);
 
-  // The first; absent: none so far.
+  // The first difference; absent: none so far.
   const std::optional<CheckFailure>& mismatch() const { return mismatch_; }
   const std::optional<Error>& error() const { return error_; }
 
@@ -193,8 +205,8 @@ class LiveConform {
   bool is_over_ = false;  // (2), without a difference
 };
 
-// For a run that has no recorder: stands between the loop and its workload, looks on, and ends the
-// run at the first difference.
+// For a run without a recorder: records between the loop and its workload, compares every step, and
+// ends the run at the first difference.
 class ConformingRun final : public StepObserver {
  public:
   explicit ConformingRun(Workload& workload)

@@ -17,9 +17,9 @@ struct LoadedRecording {
   std::shared_ptr<const Recording> recording;
 };
 
-// How far a profile carries a recording.
+// How far a recording agrees under a profile.
 struct Carried {
-  std::int64_t steps = 0;  // up to the first difference; one more: to the end
+  std::int64_t steps = 0;  // steps before the first difference; one more if all agree
   ConformFile file;
 };
 
@@ -35,6 +35,8 @@ class Search {
   Search(std::vector<LoadedRecording> recordings, const FitOptions& options)
       : recordings_(std::move(recordings)), options_(options) {}
 
+  // Climbs to the best combination, moves it close to a release, then measures the evidence. The
+  // last two steps cost most: they run every other value of every policy over every recording.
   Fit run() {
     const EngineProfile* best = best_release();
     best = climb(best);
@@ -51,6 +53,8 @@ class Search {
  private:
   using Indices = std::vector<std::size_t>;
 
+  // Runs one recording under a profile. A profile that refuses the recording's configuration counts
+  // as 0 steps, since the recorded engine did serve it.
   Carried carry(const EngineProfile& profile, std::size_t i) const {
     const LoadedRecording& each = recordings_[i];
     auto file = conform_recording(each.path, each.recording, profile.name);
@@ -65,11 +69,12 @@ class Search {
       return {0, std::move(refused)};
     }
     std::int64_t steps = file->steps + 1;
+    // A difference in the header or the end line has no step: 0 steps, or all of them.
     if (file->mismatch) steps = file->mismatch->step >= 0 ? file->mismatch->step : file->steps;
     return {steps, std::move(*file)};
   }
 
-  // Every candidate over every one of these recordings.
+  // Runs every candidate over every one of these recordings, in parallel: [candidates, recordings].
   std::vector<std::vector<Carried>> carry_all(const std::vector<const EngineProfile*>& candidates,
                                               const Indices& which) {
     tried_ += std::ssize(candidates);
@@ -107,7 +112,7 @@ class Search {
     if (options_.at) options_.at(what);
   }
 
-  // Where the climb starts; keeps what it carries.
+  // Returns the release with which the climb starts. Newest first, so a tie keeps the newer one.
   const EngineProfile* best_release() {
     tell("the releases");
     std::vector<const EngineProfile*> candidates;
@@ -128,6 +133,7 @@ class Search {
     return which;
   }
 
+  // Returns every change of one policy from a profile.
   static std::vector<PolicyFlip> flips_of(const EngineProfile& profile) {
     std::vector<PolicyFlip> flips;
     for (const Policy& policy : policies())
@@ -136,8 +142,9 @@ class Search {
     return flips;
   }
 
-  // The best of the candidates that carries all recordings further than what is kept, of those that
-  // carry these further. Null: none.
+  // Returns the best candidate that carries these recordings further, and all of them together
+  // further than the current profile. Null: none. Two stages, because candidates are many and most
+  // help nothing.
   const EngineProfile* further(const std::vector<const EngineProfile*>& candidates,
                                const Indices& which) {
     if (which.empty() || candidates.empty()) return nullptr;
@@ -153,7 +160,7 @@ class Search {
         promising.emplace_back(score, candidates[c]);
     std::ranges::stable_sort(promising, std::greater{},
                              [](const auto& each) { return each.first; });
-    // A policy that helps some recordings may break others: the first few are tried on all.
+    // A policy that helps some recordings may break others, so the most promising few run on all.
     constexpr std::size_t kAsked = 6;
     if (promising.size() > kAsked) promising.resize(kAsked);
     const EngineProfile* best = nullptr;
@@ -166,6 +173,8 @@ class Search {
     return best;
   }
 
+  // Changes one policy, or a pair if no single one helps, until all recordings agree or nothing
+  // improves. Ends because the score rises with every change.
   const EngineProfile* climb(const EngineProfile* at) {
     for (;;) {
       const Indices which = failing();
@@ -188,7 +197,7 @@ class Search {
     }
   }
 
-  // A few of them that end soon: pairs of policies are many.
+  // Returns a few short recordings. Pairs are many: 60 changes make about 1,770 of them.
   Indices shortest(Indices which) const {
     constexpr std::size_t kFew = 6;
     std::ranges::stable_sort(which, std::less{},
@@ -197,6 +206,7 @@ class Search {
     return which;
   }
 
+  // Returns the release from which the fewest policies differ; the newer one if several do.
   const Release* nearest_to(const EngineProfile& found) const {
     const EngineProfile* nearest = nullptr;
     for (const EngineProfile& profile : std::views::reverse(engine_profiles()))
@@ -207,8 +217,9 @@ class Search {
     return nearest->release;
   }
 
-  // The same policies under the name of that release, and as it has them wherever all recordings
-  // go as far: one policy taken back, or two that go together.
+  // Returns the found policies under the name of that release, each taken back to the release's
+  // value wherever all recordings still go as far: a policy that the recordings do not determine
+  // should not be reported as different. Pairs are tried for policies that only work together.
   const EngineProfile* near_release(const EngineProfile& found, const Release& release) {
     const EngineProfile& home = engine_profile(release.name);
     const EngineProfile* at = &home;
@@ -237,6 +248,7 @@ class Search {
     return at;
   }
 
+  // Changes each policy alone and records which recordings then differ.
   std::vector<PolicyEvidence> evidence_of(const EngineProfile& profile) {
     tell("what each policy shows in");
     const std::vector<PolicyFlip> flips = flips_of(profile);
@@ -256,7 +268,8 @@ class Search {
     return evidence;
   }
 
-  // For each policy that differs from the nearest release: others that explain as much.
+  // For each policy that differs from the nearest release, finds other policies that explain the
+  // recordings equally well.
   void find_other_reasons(const EngineProfile& profile, const EngineProfile& home,
                           std::vector<PolicyEvidence>& evidence) {
     for (const Policy* policy : differences(home, profile)) {
@@ -264,6 +277,7 @@ class Search {
       const auto carried = carry_all({&without}, everything());
       Indices parting;
       for (std::size_t i = 0; i < best_.size(); ++i)
+        // First only the recordings that need an explanation: most candidates fail there.
         if (carried[0][i].steps < best_[i].steps) parting.push_back(i);
       const auto of_policy = static_cast<std::size_t>(policy - policies().data());
       for (const PolicyFlip& flip : flips_of(without)) {
@@ -275,9 +289,9 @@ class Search {
     }
   }
 
-  // Whether all of these recordings go as far as under the profile that was found.
+  // True if all of these recordings go as far as under the profile that was found.
   bool explains(const EngineProfile& profile, const Indices& which) {
-    constexpr std::size_t kAtOnce = 16;  // the first few tell of most that they do not
+    constexpr std::size_t kAtOnce = 16;  // most candidates fail within the first few
     for (std::size_t begin = 0; begin < which.size(); begin += kAtOnce) {
       const std::size_t end = std::min(which.size(), begin + kAtOnce);
       const Indices some(which.begin() + static_cast<std::ptrdiff_t>(begin),

@@ -1,5 +1,11 @@
 // Finds the policies of an undocumented engine: searches the table of policies for the combination
 // under which its recordings agree, in every field of every step.
+//
+// Method: start from the release that carries the recordings furthest, then change one policy at a
+// time, or two, as long as more steps agree. Afterwards every policy is changed alone, which shows
+// how firmly the recordings determine it.
+//
+// Not found: a combination that needs three policies at once before any recording improves.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +22,9 @@
 namespace lockstep {
 
 struct FitOptions {
-  std::vector<const Release*> left_out;  // releases that must not be found
+  std::vector<const Release*> left_out;  // releases that the search must not return
   int jobs = 1;
-  // Called now and then, from one thread at a time, with what the search does.
+  // Progress: what the search does. Called from one thread at a time; may be empty.
   std::function<void(const std::string& what)> at{};
 };
 
@@ -28,15 +34,16 @@ struct PolicyFlip {
   std::int64_t value = 0;
 };
 
-// What recordings say of one policy.
+// What the recordings show about one policy.
 struct PolicyEvidence {
   const Policy* policy = nullptr;
   std::int64_t value = 0;          // of the profile found
-  std::vector<std::int64_t> also;  // other values under which all agree as well
-  // What in its place makes all agree as well, where this policy differs from the nearest release.
+  std::vector<std::int64_t> also;  // other values under which all agree equally far
+  // Changes of other policies that explain the recordings equally well. Only filled for a policy
+  // that differs from the nearest release.
   std::vector<PolicyFlip> instead;
-  std::int64_t parting = 0;              // recordings that part with another value, at most
-  std::optional<ConformMismatch> first;  // where the first of these parts
+  std::int64_t parting = 0;              // most recordings that differ under another value
+  std::optional<ConformMismatch> first;  // difference in the first of these recordings
   bool is_determined() const { return also.empty() && instead.empty(); }
 };
 
@@ -45,14 +52,15 @@ struct Fit {
   const EngineProfile* profile = nullptr;  // the nearest, and what differs from it
   std::vector<PolicyEvidence> evidence;    // of every policy, in the table's order
   ConformSummary summary;                  // of the recordings under `profile`
-  std::int64_t tried = 0;                  // combinations
+  std::int64_t tried = 0;                  // combinations that were run
 
   bool agrees() const { return summary.agreed == static_cast<std::int64_t>(summary.files.size()); }
-  // No combination agrees: of the recordings that part the one with the shortest agreed beginning.
+  // The difference to report if no combination agrees: that of the recording with the earliest one.
+  // Null: all agree.
   const ConformMismatch* new_behaviour() const;
 };
 
-// An Error: a recording cannot be read, they are of several engines, or there is none.
+// Searches. Errors: a recording that cannot be read, recordings of different engines, or none.
 Result<Fit> fit_policies(const std::vector<std::string>& paths, const FitOptions& options);
 
 }  // namespace lockstep

@@ -12,9 +12,11 @@
 namespace lockstep {
 namespace {
 
-// One step's decision, a hash for each field.
+// One hash per field of a step's decision: 56 bytes per step, so that two runs of a long trace fit
+// into memory.
 using StepDigest = std::array<std::uint64_t, kNumDecisionFields>;
 
+// FNV-1a over 64-bit values, byte by byte. Only equality matters; both sides use the same process.
 class Fnv {
  public:
   void add(std::uint64_t value) {
@@ -25,6 +27,7 @@ class Fnv {
   }
   void add(std::string_view text) {
     for (const char c : text) add(static_cast<std::uint64_t>(static_cast<unsigned char>(c)));
+    // Separates texts: "ab", "c" and "a", "bc" must differ.
     add(text.size());
   }
   std::uint64_t hash() const { return hash_; }
@@ -44,6 +47,7 @@ StepDigest digest(const StepView& view) {
     requests.add(view.name(row.id));
     requests.add(static_cast<std::uint64_t>(row.num_tokens));
     requests.add(static_cast<std::uint64_t>(row.num_spec));
+    // Only an admitted request looks up the prefix cache.
     if (!row.is_new) continue;
     field(DecisionField::hits).add(view.name(row.id));
     field(DecisionField::hits).add(static_cast<std::uint64_t>(row.computed));
@@ -87,7 +91,7 @@ std::string text_of(const SchedulerOutput& decision, std::size_t i, std::string_
   return text + "\n";
 }
 
-// The decision of one step in words.
+// Describes the decision of one step as text, then ends the run.
 class DescribeStep final : public StepObserver {
  public:
   explicit DescribeStep(std::int64_t step) : step_(step) {}
@@ -110,6 +114,7 @@ class DescribeStep final : public StepObserver {
   std::int64_t step_;
 };
 
+// Runs the workload under one engine. Errors of the session start with the engine's name.
 Result<RunSummary> run(const LockstepConfig& config, const MakeWorkload& make_workload,
                        StepObserver& observer) {
   auto workload = make_workload();
@@ -124,6 +129,8 @@ Result<RunSummary> run(const LockstepConfig& config, const MakeWorkload& make_wo
   return std::move(report->summary);
 }
 
+// Finds the first differing step of each field. If one run is a prefix of the other, the runs
+// differ in `requests` at the step after the shorter one.
 void compare(const std::vector<StepDigest>& left, const std::vector<StepDigest>& right,
              EngineDiff& diff) {
   const std::size_t num_common = std::min(left.size(), right.size());
@@ -166,6 +173,8 @@ Result<EngineDiff> diff_engines(LockstepConfig config, std::array<std::string, 2
   if (!first) return diff;
   for (std::size_t side = 0; side < 2; ++side) {
     config.engine.engine = engines[side];
+    // A second run of each engine: keeping every decision of the first one would need far more
+    // memory.
     DescribeStep describe(*first);
     Result<RunSummary> summary = run(config, make_workload, describe);
     if (!summary) return tl::unexpected(summary.error());
@@ -176,6 +185,7 @@ Result<EngineDiff> diff_engines(LockstepConfig config, std::array<std::string, 2
 
 namespace {
 
+// Measures the most blocks in use after a decision. The null block is not counted.
 class PeakBlocks final : public StepObserver {
  public:
   explicit PeakBlocks(std::int64_t num_blocks) : num_blocks_(num_blocks) {}
@@ -194,7 +204,8 @@ struct EngineRun {
   std::string refused;
 };
 
-// An Error: the workload's.
+// Runs the workload under one engine. A configuration that the engine refuses is a result, since an
+// upgrade may stop working; a workload that cannot be read is an Error.
 Result<EngineRun> run_engine(LockstepConfig config, const std::string& engine,
                              const MakeWorkload& make_workload) {
   config.engine.engine = engine;
@@ -256,15 +267,18 @@ Result<std::vector<UpgradeStage>> upgrade_costs(LockstepConfig config,
         .engine = engine, .refused = std::move(run.refused), .costs = run.costs, .because = {}};
     if (before < stages.size() && stage.refused.empty() && stage.costs != stages[before].costs) {
       const EngineProfile& old = engine_profile(stages[before].engine);
+      // One run per changed policy, so a stage costs as many runs as the release changes policies.
       for (const Policy* policy : differences(old, *profile)) {
         const std::int64_t value = policy->get(*profile);
         const std::string& alone = with_policy(old, *policy, value).name;
         at(alone);
         LS_ASSIGN_OR_RETURN(const EngineRun changed, run_engine(config, alone, make_workload));
+        // A policy may be refused by itself: the configuration needs another one with it.
         if (changed.refused.empty() && changed.costs != stages[before].costs)
           stage.because.push_back({policy, value, changed.costs});
       }
     }
+    // A refused engine is skipped: the next one is compared with the last that runs.
     if (stage.refused.empty()) before = stages.size();
     stages.push_back(std::move(stage));
   }
