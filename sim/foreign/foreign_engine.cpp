@@ -26,7 +26,10 @@ Result<void> ForeignEngine::launch() {
       options_.hello, [this](JsonObject& reply) { hello_ = options_.read_hello(reply); }, {},
       options_.start_limit);
   if (said) return {};
+  // A failed hello is an Error of the start, not a failure in a case.
   const EngineFailure failure = std::exchange(failure_, std::nullopt).value();
+  // The engine's own message states what is missing, such as a package. The command would add
+  // nothing.
   if (failure.what.find(fmt::format("({})", kEngineNotReady)) != std::string::npos)
     return fail("{}: {}", options_.option, last_line(failure.trace));
   std::string message = fmt::format("{} `{}`: {}", options_.option, options_.command, failure.what);
@@ -42,11 +45,12 @@ Result<void> ForeignEngine::begin_case() {
 
 void ForeignEngine::fail_as(std::string kind, std::string what, std::string trace) {
   if (failure_) return;
+  // A process that hangs, has ended or violates the protocol cannot take another case.
   if (kind != "exception" && kind != "harness") process_.reset();
   failure_ = {.kind = std::move(kind), .what = std::move(what), .trace = std::move(trace)};
 }
 
-// False: the engine has ended, or keeps silent.
+// The process's last lines on stderr usually give the reason, so they become the trace.
 bool ForeignEngine::answered(LineProcess::End end, std::chrono::milliseconds limit) {
   if (end == LineProcess::End::answered) return true;
   if (end == LineProcess::End::timed_out) {
@@ -81,6 +85,8 @@ bool ForeignEngine::converse(std::string_view message,
     JsonReader json("reply");
     if (json.parse(line, ++num_replies_)) {
       JsonObject object = json.root().object();
+      // The engine raised: it names the exception, and whether Lockstep's own code in its process
+      // did.
       if (auto failed = object.optional("failed")) {
         JsonObject said = failed.object();
         std::string what(said.required("what").string());
@@ -93,6 +99,7 @@ bool ForeignEngine::converse(std::string_view message,
           fail_as(is_harness ? "harness" : "exception", std::move(what), std::move(words));
           return false;
         }
+        // A line of the connector is not the reply: answer it and continue to read.
       } else if (connector && (object.has("ask") || object.has("tell"))) {
         const std::string answer = connector(object);
         object.finish();
@@ -104,9 +111,12 @@ bool ForeignEngine::converse(std::string_view message,
       } else {
         read(object);
         object.finish();
+        // `read` itself may have found the reply senseless.
         if (json.ok()) return !failure_;
       }
     }
+    // Everything that is not valid JSON of the protocol ends here, with the message that it replies
+    // to.
     message.remove_suffix(message.ends_with('\n') ? 1 : 0);
     fail_as("reply", fmt::format("{} (to {})", json.error().message, printable_excerpt(message)));
     return false;
@@ -126,11 +136,13 @@ Result<ForeignEngines::Lease> ForeignEngines::take() {
   {
     const std::lock_guard lock(mutex_);
     if (!idle_.empty()) {
+      // The most recently used one: its process is the most likely to be warm.
       engine = std::move(idle_.back());
       idle_.pop_back();
     }
   }
   if (engine == nullptr) {
+    // Outside the lock: a start may take minutes.
     LS_ASSIGN_OR_RETURN(engine, ForeignEngine::start(options_));
   }
   LS_RETURN_IF_ERROR(engine->begin_case());
@@ -151,7 +163,7 @@ std::string lacks(const EngineHello& hello, std::string_view feature) {
   return fmt::format("{}: the engine cannot be asked for {}", hello.engine.text(), feature);
 }
 
-// Features that a request asks for.
+// Returns the features that a request needs, in a fixed order.
 std::vector<std::string_view> features_of(const RequestSpec& request) {
   std::vector<std::string_view> features;
   if (!request.cache_salt.empty()) features.push_back("cache_salt");
@@ -183,6 +195,7 @@ std::string missing_feature(const EngineHello& hello, const RecordingHeader& hea
                              header.groups,
                              [](const KVCacheGroupSpec& group) { return !group.spec.dcp_sharded; }),
        "dcp_sharded");
+  // Features that switch something off: an engine may have no such switch.
   need(!config.enable_chunked_prefill, "no_chunked_prefill");
   need(!config.enable_prefix_caching, "no_prefix_caching");
   need(header.connector.has_value(), "connector");
@@ -193,20 +206,21 @@ std::string missing_feature(const EngineHello& hello, const RecordingHeader& hea
 
 namespace {
 
-// An engine in its process, message by message.
+// Reports the steps of an engine in its process, message by message.
 class EngineReporter final : public StepReporter {
  public:
   EngineReporter(ForeignEngines::Lease engine, RecordingHeader header, std::int64_t tables_every)
       : engine_(std::move(engine)), header_(std::move(header)), tables_every_(tables_every) {}
 
-  // Block sizes and whatever else the engine derives. Errors: a refusal.
+  // Opens the case. Returns the header with the block sizes that the engine derives. Errors: a
+  // refusal.
   Result<RecordingHeader> open() {
     std::string refused;
     ask(open_message(header_), [&](JsonObject& reply) { refused = read_opened(reply, header_); });
     if (!refused.empty()) return lockstep::fail("{}: {}", engine_->hello().engine.text(), refused);
     return header_;
   }
-  // With a KV connector: `connector` answers its queries.
+  // Sets the connector that answers the engine's queries.
   void connect(ConnectorQueries& connector) { connector_ = &connector; }
 
   Result<void> add(const RequestSpec& request) override {
@@ -232,6 +246,7 @@ class EngineReporter final : public StepReporter {
     return replied ? std::optional(succeeded) : std::nullopt;
   }
   bool decide(std::int64_t number, RecordedStep& step) override {
+    // With tables_every_ 4: steps 3, 7, 11.
     const bool shows_tables = (number + 1) % tables_every_ == 0;
     return ask(schedule_message(number, shows_tables),
                [&](JsonObject& reply) { read_decision(reply, header_, step); });
@@ -242,6 +257,7 @@ class EngineReporter final : public StepReporter {
     });
   }
   const EngineFailure* failure() const override { return engine_->failure(); }
+  // "reply:" marks a reply that is well-formed but contradicts the run.
   void fail(std::string what) override { engine_->fail_reply("reply:" + what); }
 
  private:
@@ -254,7 +270,8 @@ class EngineReporter final : public StepReporter {
     if (connector_ == nullptr) return engine_->ask(message, read);
     return engine_->ask(message, read, [this](JsonObject& line) { return answer(line); });
   }
-  // The line to answer the engine's connector with; empty: none.
+  // Returns the line that answers the engine's connector; empty: none. A query for an unknown
+  // request is a failure of the engine.
   std::string answer(JsonObject& line) {
     const ConnectorLine said = read_connector_line(line, header_);
     switch (said.kind) {
@@ -296,6 +313,7 @@ Result<std::unique_ptr<DecisionSource>> open_decisions(ForeignEngines& engines,
   LS_ASSIGN_OR_RETURN(auto engine, engines.take());
   auto reporter = std::make_unique<EngineReporter>(std::move(engine), header, tables_every);
   LS_ASSIGN_OR_RETURN(header, reporter->open());
+  // For vLLM the header keeps the profile's release, whose rules the recording's readers apply.
   if (engines.hello().engine.name != "vllm") header.engine = engines.hello().engine;
   EngineReporter& connected = *reporter;
   auto decisions = std::make_unique<ReportedDecisions>(std::move(reporter), std::move(header),

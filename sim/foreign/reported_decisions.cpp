@@ -9,7 +9,7 @@
 namespace lockstep {
 namespace {
 
-// Rows of `tokens` in a recording's terms: those that are not empty.
+// Returns the rows of `tokens` that are not empty, by request name, as a recording lists them.
 std::vector<RecordedTokens> tokens_by_request(const std::vector<std::int32_t>& tokens,
                                               const std::vector<std::uint32_t>& ends,
                                               const std::vector<std::string>& names) {
@@ -28,6 +28,7 @@ std::vector<RecordedTokens> tokens_by_request(const std::vector<std::int32_t>& t
 ReportedDecisions::ReportedDecisions(std::unique_ptr<StepReporter> reporter, RecordingHeader header,
                                      KVConnector* connector)
     : reporter_(std::move(reporter)), header_(std::move(header)), connector_(connector) {
+  // Before the first report; the null block is never free.
   step_.free_blocks = header_.num_blocks - 1;
 }
 
@@ -75,6 +76,7 @@ RequestId ReportedDecisions::give_id() {
 }
 
 const RequestId* ReportedDecisions::find(const std::string& name) const {
+  // A name may be reused while its earlier request is not yet reported finished.
   if (const auto live = live_.find(name); live != live_.end()) return &live->second;
   if (const auto left = left_.find(name); left != left_.end()) return &left->second.back();
   const auto held = held_.find(name);
@@ -112,6 +114,7 @@ Result<RequestId> ReportedDecisions::add_request(RequestSpec request) {
 void ReportedDecisions::leave(RequestId id) {
   if (!at(id).is_live) return;
   at(id).is_live = false;
+  // A load in flight keeps the blocks of a finished request until its report.
   at(id).is_loading = std::ranges::any_of(skipped_, [&](const SkippedRequest& request) {
     return request.id == id && request.is_loading && !at(id).has_received;
   });
@@ -129,6 +132,7 @@ void ReportedDecisions::free_if_over(RequestId id) {
     held_[at(id).name] = id;
   } else {
     held_.erase(at(id).name);
+    // Front in, back out: an id is reused as late as possible.
     free_ids_.insert(free_ids_.begin(), id);
   }
 }
@@ -152,6 +156,7 @@ void ReportedDecisions::take_state() {
   waiting_ = ids_of("waiting", step_.waiting);
   for (const RequestId id : running_) at(id).has_received = false;
   skipped_.clear();
+  // Releases that keep requests with blocks apart report only those: SkippedRequest.
   const auto& skipped = step_.skipped ? step_.skipped : step_.transfers.kv_holding;
   for (const RecordedSkipped& row : skipped.value_or(std::vector<RecordedSkipped>{})) {
     const bool waits_for_load = row.status == "WAITING_FOR_REMOTE_KVS";
@@ -162,6 +167,7 @@ void ReportedDecisions::take_state() {
                                                                 : RequestStatus::waiting,
                           .is_loading = waits_for_load && !at(id).has_received});
   }
+  // Counted once: a step reports counts at the decision and again after its output.
   counters_.stored += std::exchange(step_.stored, 0);
   counters_.evicted += std::exchange(step_.evicted, 0);
   counters_.cleared |= std::exchange(step_.cleared, false);
@@ -176,6 +182,7 @@ void ReportedDecisions::take_finished() {
           fmt::format("finished: `{}` is not an ended request with a pending report", name));
       continue;
     }
+    // The oldest request of that name: ends are reported in order.
     const RequestId id = left->second.front();
     left->second.pop_front();
     if (left->second.empty()) left_.erase(left);
@@ -202,6 +209,7 @@ bool ReportedDecisions::take_row(const RecordedScheduled& row) {
                        .is_resumed = row.resumed,
                        .first_block = static_cast<std::uint32_t>(output_.block_ends.size())});
   BlocksPerGroup& table = at(*id).table;
+  // New and resumed rows have all blocks of the request, other rows only the added ones.
   if (row.is_new || row.resumed) table.clear();
   table.resize(header_.groups.size());
   for (std::size_t g = 0; g < header_.groups.size(); ++g) {
@@ -230,6 +238,7 @@ bool ReportedDecisions::take_row(const RecordedScheduled& row) {
 void ReportedDecisions::take_decision() {
   output_.num_groups = static_cast<std::int32_t>(header_.groups.size());
   output_.preempted = ids_of("preempted", step_.preempted);
+  // A preempted request has no blocks; a resumed one reports its table again.
   for (const RequestId id : output_.preempted) at(id).table.clear();
   for (const RecordedScheduled& row : step_.scheduled)
     if (!take_row(row)) return;
@@ -262,6 +271,7 @@ void ReportedDecisions::take_pages() {
 }
 
 void ReportedDecisions::take_tables() {
+  // Between two reports of all tables, only the added blocks are known.
   for (Request& request : requests_) request.is_shown = false;
   for (auto* tables : {&step_.tables, &step_.loading}) {
     if (!*tables) continue;
@@ -273,7 +283,8 @@ void ReportedDecisions::take_tables() {
   }
 }
 
-// Of the previous recorded step: requests whose blocks the connector kept, and ended transfers.
+// Applies the transfers of the previous recorded step: requests whose blocks the connector kept,
+// and transfers that ended.
 void ReportedDecisions::take_transfers() {
   const auto ended = [&](const std::string& name, bool Request::*transfer) {
     const RequestId* found = find(name);
@@ -293,7 +304,9 @@ void ReportedDecisions::take_transfers() {
 }
 
 const SchedulerOutput& ReportedDecisions::schedule() {
+  // Reports of a step take effect before the next decision: step_ still holds the previous step.
   take_transfers();
+  // A step that the reporter fails to decide keeps the last count.
   const std::int64_t free_blocks = step_.free_blocks;
   step_ = {};
   step_.free_blocks = free_blocks;
@@ -314,6 +327,7 @@ const SchedulerOutput& ReportedDecisions::schedule() {
   InFlight flight{.step = output_.step, .rows = {}};
   for (const RecordedScheduled& row : step_.scheduled) flight.rows.push_back(row.id);
   const bool is_async = header_.options.config.async_scheduling;
+  // The same rule as OutputsInFlight in sim/engine/live_requests.h.
   if (!flight.rows.empty() || (header_.connector && is_async))
     in_flight_.push_back(std::move(flight));
   return output_;

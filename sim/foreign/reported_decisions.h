@@ -2,9 +2,11 @@
 // (foreign_engine.h), or of a recording (sim/recording/recording_workload.h).
 //
 // Invariants
-// (1) A decision is passed on unchanged; the audit judges it. Only a name that no request has, or
+// (1) A decision is passed on unchanged; the audit checks it. Only a name that no request has, or
 //     an end that no request reached, ends the run as a failure of the reporter.
 // (2) A RequestId names one request until its end is reported and no transfer names it.
+// (3) A name belongs to the live request, else to the one that finished last, else to one whose
+//     blocks a transfer keeps: find().
 //
 // Not here: block keys, reference counts and all else that only the model has of itself.
 #pragma once
@@ -28,19 +30,22 @@
 
 namespace lockstep {
 
-// The scheduler side of a KV connector, by name.
+// The scheduler side of a KV connector, by name. An absent or false result: no request has that
+// name.
 class ConnectorQueries {
  public:
   virtual ~ConnectorQueries() = default;
-  // Nothing: no request has that name.
+  // Returns the tokens that the connector can load after the local hit.
   virtual std::optional<ExternalHit> matched_tokens(const std::string& name,
                                                     std::int32_t num_local_tokens) = 0;
-  // Whether it keeps the blocks of a finished request.
+  // True if the connector keeps the blocks of a finished request.
   virtual std::optional<bool> request_finished(const std::string& name) = 0;
   virtual bool allocated(const std::string& name, std::span<const BlockId> blocks,
                          std::int32_t num_external_tokens) = 0;
 };
 
+// The reporter of decisions: an engine's process or a recording. After a failure its further calls
+// do nothing.
 class StepReporter {
  public:
   virtual ~StepReporter() = default;
@@ -48,24 +53,25 @@ class StepReporter {
   virtual Result<void> add(const RequestSpec& request) = 0;
   virtual void abort_request(const std::string& name) = 0;
   virtual void set_pause_state(PauseState state) = 0;
-  // Whether the cache was reset; `step`: queues and counts after it. Nothing: the reporter has
-  // failed.
+  // Resets the prefix cache. Returns whether it was reset, and in `step` the queues and counts
+  // after it. Absent: the reporter has failed.
   virtual std::optional<bool> reset_prefix_cache(bool preempts_running, RecordedStep& step) = 0;
-  // Into an empty step. False: the reporter has failed.
+  // Decides step `number` into an empty `step`. False: the reporter has failed.
   virtual bool decide(std::int64_t number, RecordedStep& step) = 0;
   struct TokenCounts {
     std::vector<std::pair<std::string, std::int64_t>> num_tokens;  // by request
   };
-  // `output`: number, samples, drafts and connector report of an earlier step. `step`: receives the
-  // ends, queues and counts after it. False: the reporter has failed.
+  // Processes an output. `output`: number, samples, drafts and connector report of an earlier step.
+  // `step`: receives the ends, queues and counts after it. False: the reporter has failed.
   virtual bool update(const RecordedStep& output, RecordedStep& step, TokenCounts& counts) = 0;
   virtual const EngineFailure* failure() const = 0;  // null: none
-  virtual void fail(std::string what) = 0;           // what it reported makes no sense
+  virtual void fail(std::string what) = 0;           // records that its report makes no sense
 };
 
 class ReportedDecisions : public DecisionSource, public ConnectorQueries {
  public:
-  // `header`: groups, options and block sizes of the decisions. `connector` may be null.
+  // `header`: groups, options and block sizes of the decisions. `connector` may be null; it
+  // outlives this.
   ReportedDecisions(std::unique_ptr<StepReporter> reporter, RecordingHeader header,
                     KVConnector* connector);
 
@@ -99,33 +105,36 @@ class ReportedDecisions : public DecisionSource, public ConnectorQueries {
                  std::int32_t num_external_tokens) override;
 
  private:
+  // A request as the reports describe it.
   struct Request {
     std::string name;
     std::int64_t num_tokens = 0;
     std::vector<std::int32_t> item_rows{};  // rows of the encoder, per item of the prompt
-    BlocksPerGroup table = {};              // as shown last, and what was handed over since
-    bool is_shown = false;                  // with the last decision
-    bool is_live = false;                   // has not left
-    bool is_reported = false;               // ... and its end has been reported
-    bool is_sending = false;                // a connector keeps its blocks
-    bool is_loading = false;                // ... or loads into them
-    bool has_received = false;              // the load has completed, and it has not run since
+    BlocksPerGroup table = {};              // as last reported, with the blocks added since
+    bool is_shown = false;                  // true if the last decision reported its table
+    bool is_live = false;                   // true until it finishes or is aborted
+    bool is_reported = false;               // true if a decision has reported its end
+    bool is_sending = false;                // true if a connector keeps its blocks
+    bool is_loading = false;                // true if a connector loads into its blocks
+    bool has_received = false;  // true if its load has completed and it has not run since
     bool is_held() const { return !is_live && (is_sending || is_loading); }
   };
   struct InFlight {
     std::int64_t step = 0;
-    std::vector<std::string> rows;  // names: an id may be another's by then
+    std::vector<std::string> rows;  // names: an id may belong to another request by then
   };
 
   Request& at(RequestId id) { return requests_[id]; }
   const Request& at(RequestId id) const { return requests_[id]; }
+  // Returns an unused id; ids that were freed first are reused first.
   RequestId give_id();
-  // Null: no request of that name is known. One that has left, where none is live.
+  // Returns the request of that name: invariant (3). Null: none.
   const RequestId* find(const std::string& name) const;
-  // A failure of the reporter where one is not known.
+  // Returns the ids of the names. An unknown name is a failure of the reporter and is left out.
   std::vector<RequestId> ids_of(std::string_view key, const std::vector<std::string>& names);
   void leave(RequestId id);
   void free_if_over(RequestId id);
+  // Each reads one part of step_, the last report, into the members that the loop queries.
   void take_state();
   void take_decision();
   bool take_row(const RecordedScheduled& row);
@@ -140,14 +149,14 @@ class ReportedDecisions : public DecisionSource, public ConnectorQueries {
   KVConnector* const connector_;
   IdVector<RequestId, Request> requests_;
   std::unordered_map<std::string, RequestId> live_;
-  std::map<std::string, std::deque<RequestId>> left_;  // whose end is not yet reported
-  std::map<std::string, RequestId> held_;  // whose end is reported, and whose blocks are kept
+  std::map<std::string, std::deque<RequestId>> left_;  // end not yet reported; oldest first
+  std::map<std::string, RequestId> held_;              // end reported, blocks kept by a transfer
   std::vector<RequestId> free_ids_;
   std::vector<RequestId> running_, waiting_;
   std::vector<SkippedRequest> skipped_;
   std::deque<InFlight> in_flight_;
   std::vector<StoppedRequest> stopped_;
-  RecordedStep step_;  // what was reported last
+  RecordedStep step_;  // the last report
   SchedulerOutput output_;
   CacheCounters counters_;
   std::int64_t num_steps_ = 0;
