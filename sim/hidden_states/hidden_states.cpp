@@ -29,6 +29,7 @@ std::vector<std::uint8_t> hidden_state_file(const HiddenStates& states) {
   }
   std::vector<std::uint8_t> ids;
   for (const ContentId content : states.contents)
+    // Little-endian, as safetensors requires.
     for (int shift = 0; shift < 64; shift += 8)
       ids.push_back(static_cast<std::uint8_t>(content >> shift));
   tensors.push_back({.name = "content_ids", .dtype = "U64", .shape = {num_tokens}, .bytes = ids});
@@ -43,6 +44,7 @@ std::string HiddenStateFileNames::next(std::string_view request) {
     plain += is_plain ? std::string(1, c) : fmt::format("%{:02X}", static_cast<unsigned char>(c));
   }
   std::string name = plain + ".safetensors";
+  // A numbered name may itself be taken: a request may be called "r1-2".
   for (int number = 2; !used_.insert(name).second; ++number)
     name = fmt::format("{}-{}.safetensors", plain, number);
   return name;
@@ -50,6 +52,7 @@ std::string HiddenStateFileNames::next(std::string_view request) {
 
 namespace {
 
+// Bytes of a row in a message, from the first wrong one.
 constexpr std::size_t kBytesShown = 16;
 
 }  // namespace
@@ -69,6 +72,7 @@ void HiddenStateExtraction::begin(std::int64_t step) {
 void HiddenStateExtraction::add(RequestId id) {
   if (layers_.empty()) return;
   const WorkerRequest& request = worker_.at(id);
+  // The request was preempted before its output arrived: its blocks are already free.
   if (request.row < 0) {
     ++requests_without_a_row_;
     return;
@@ -83,6 +87,7 @@ void HiddenStateExtraction::add(RequestId id) {
 
 // The backend returns the rows of all extractions back to back, in their order: `at` walks them.
 Checked HiddenStateExtraction::compare(const StepReadback& readback) {
+  // The extraction ran a kernel of its own, so its memory reports belong to this phase.
   if (!readback.reports.empty()) {
     Divergence found;
     found.phase = Phase::extraction;
@@ -102,6 +107,7 @@ Checked HiddenStateExtraction::compare(const StepReadback& readback) {
       for (std::size_t head = 0; head < expected.size() / row_bytes; ++head)
         draw_row(prefix.content(token), layer.coords[head], layer.words,
                  std::span(expected).subspan(head * row_bytes, row_bytes));
+      // A wrong size is a programming error of the backend, not a divergence.
       if (at + expected.size() > readback.extracted.size())
         return fail("the backend extracted {} bytes of hidden states, too few",
                     readback.extracted.size());
@@ -123,6 +129,7 @@ std::vector<HiddenStates> HiddenStateExtraction::states(const StepReadback& read
   for (std::size_t i = 0; i < requests_.size(); ++i) {
     const RowExtraction& extraction = program_.extractions[i];
     const ModelLayer& layer = model_.layers()[extraction.layer];
+    // Extractions of one request are adjacent, in the order of layers_: the first starts a new one.
     if (extraction.layer == layers_.front()) {
       const WorkerRequest& request = worker_.at(requests_[i]);
       HiddenStates& states = all.emplace_back();
@@ -148,6 +155,7 @@ Divergence HiddenStateExtraction::difference(const RowExtraction& extraction, Re
                                              std::span<const std::uint8_t> found_row) const {
   const WorkerRequest& request = worker_.at(id);
   const ModelLayer& layer = model_.layers()[extraction.layer];
+  // The tables still hold the freed blocks until the next decision.
   const std::int64_t size = model_.block_size(layer.group);
   const auto& table = request.tables[layer.group];
   const auto wrong = std::ranges::mismatch(expected, found_row).in1 - expected.begin();
@@ -185,7 +193,8 @@ DiskTicket Disk::write(std::int64_t now_ns, const std::string& path,
   File& file = files_[path];
   LS_CHECK(file.end_ns <= now_ns, "{} is still being written", path);
   ++counts_.writes;
-  // A failed write may leave a part of the file, as a full disk or a crash does.
+  // A failed write may leave a part of the file, as a full disk or a crash does. A torn file has at
+  // least one byte and lacks at least one.
   const bool is_done = !random_.chance(options_.fail_percent);
   std::size_t num_bytes = bytes.size();
   if (!is_done) {
@@ -205,6 +214,7 @@ DiskTicket Disk::rename(std::int64_t now_ns, const std::string& from, const std:
   const bool is_done = !random_.chance(options_.fail_percent);
   counts_.renames_failed += is_done ? 0 : 1;
   const DiskTicket ticket{num_tickets_++};
+  // A failed rename also takes its time.
   under_way_.emplace(end_ns(now_ns), UnderWay{ticket, is_done, from, to, 0});
   return ticket;
 }
@@ -223,6 +233,7 @@ std::optional<DiskCompletion> Disk::complete(std::int64_t now_ns) {
   const UnderWay over = std::move(under_way_.begin()->second);
   under_way_.erase(under_way_.begin());
   if (over.renamed_to.empty()) {
+    // Until now a reader saw the part that time had reached; from here on the part that remains.
     files_.at(over.path).bytes.resize(over.num_bytes);
   } else if (over.is_done) {
     auto file = files_.extract(over.path);
@@ -242,7 +253,8 @@ std::optional<std::vector<std::uint8_t>> Disk::read(std::int64_t now_ns,
   const auto found = files_.find(path);
   if (found == files_.end()) return std::nullopt;
   const File& file = found->second;
-  // While the write is in flight a reader sees a prefix that grows with time.
+  // While the write is in progress, a reader sees a prefix that grows evenly: 10,000 bytes over 2
+  // ms show 5,000 after 1 ms.
   if (now_ns >= file.end_ns) return file.bytes;
   const std::int64_t there =
       std::ssize(file.bytes) * (now_ns - file.begin_ns) / (file.end_ns - file.begin_ns);
@@ -263,7 +275,7 @@ void WholeFiles::put(std::int64_t now_ns, const std::string& name,
   write(now_ns, {.name = name, .aside = {}, .bytes = std::move(bytes)});
 }
 
-// Aside, under a name that was never used.
+// Starts a try under a temporary name that no other try has used.
 void WholeFiles::write(std::int64_t now_ns, Put put) {
   put.aside = writes_in_place_ ? put.name : fmt::format("{}{}{}", put.name, kAside, num_asides_++);
   put.is_written = false;
@@ -279,6 +291,7 @@ std::vector<WholeFiles::Outcome> WholeFiles::take_outcomes(std::int64_t now_ns) 
     LS_CHECK(!node.empty(), "ticket {} is another's",
              static_cast<std::uint64_t>(completion->ticket));
     Put put = std::move(node.mapped());
+    // Either the rename has completed, or the defect needs none.
     if (completion->is_done && (put.is_written || writes_in_place_)) {
       outcomes.push_back({put.name, true});
       continue;
@@ -289,7 +302,8 @@ std::vector<WholeFiles::Outcome> WholeFiles::take_outcomes(std::int64_t now_ns) 
       under_way_.emplace(ticket, std::move(put));
       continue;
     }
-    // A torn file is never renamed: the name shows a whole file or nothing.
+    // A torn file is never renamed: the name shows a complete file or nothing. After a failed
+    // rename the whole file is written again.
     disk_.remove(put.aside);
     if (put.tries >= tries_max_) {
       outcomes.push_back({put.name, false});
@@ -303,13 +317,16 @@ std::vector<WholeFiles::Outcome> WholeFiles::take_outcomes(std::int64_t now_ns) 
 
 namespace {
 
+// A trainer polls more often than a write lasts (100 us or more), so it sees every write in
+// progress.
 constexpr std::int64_t kLookEveryNs = 50'000;
+// Frequent enough for retries in short runs.
 constexpr std::int32_t kDiskFailsPercent = 10;
 constexpr std::size_t kFileBytesShown = 16;
 
 }  // namespace
 
-// A failed operation is repeated until it succeeds: every file appears in the end.
+// A failed operation is repeated without limit, so every file appears in the end.
 WatchedFiles::WatchedFiles(std::uint64_t seed, HiddenStateDefect defect)
     : disk_({.seed = seed, .fail_percent = kDiskFailsPercent}),
       files_(disk_, std::numeric_limits<std::int32_t>::max(),
@@ -336,6 +353,7 @@ Checked WatchedFiles::look(std::int64_t now_ns) {
 
 Checked WatchedFiles::finish() {
   while (!expected_.empty()) {
+    // Otherwise the loop would never end: no operation is in progress that could complete a file.
     LS_CHECK(disk_.next_due_ns().has_value(), "{} is neither written nor seen",
              expected_.begin()->first);
     now_ns_ += kLookEveryNs;
@@ -345,6 +363,7 @@ Checked WatchedFiles::finish() {
 }
 
 Checked WatchedFiles::look_for_all() {
+  // The disk first: a file whose rename completes now is visible now.
   for (const WholeFiles::Outcome& outcome : files_.take_outcomes(now_ns_))
     LS_CHECK(outcome.is_done, "{} was given up", outcome.name);
   for (auto file = expected_.begin(); file != expected_.end();) {
@@ -363,6 +382,8 @@ Checked WatchedFiles::look_for_all() {
 
 Divergence WatchedFiles::difference(const std::string& name, const Expected& expected,
                                     std::span<const std::uint8_t> seen) {
+  // An incomplete file usually fails to parse, which the message then states. A file that parses
+  // has wrong rows.
   const auto tensors = read_safetensors(seen);
   const auto wrong =
       std::ranges::mismatch(std::span<const std::uint8_t>(expected.bytes), seen).in1 -
@@ -400,6 +421,7 @@ Checked HiddenStateCheck::output_taken(std::span<const StoppedRequest> stopped,
       set_rank(config_, static_cast<std::int32_t>(rank), compared.divergence());
     return compared;
   }
+  // Polls up to now before this step's files are saved: they start at now.
   LS_RETURN_UNLESS_FINE(files_.look(now_ns));
   return ranks_.size() == 1 ? keep(ranks_.front(), now_ns) : Checked();
 }
@@ -416,7 +438,7 @@ Checked HiddenStateCheck::extract(Rank& rank, std::span<const StoppedRequest> st
   return compared;
 }
 
-// One rank's rows, which are whole.
+// Only called with a single rank, whose rows are complete.
 Checked HiddenStateCheck::keep(Rank& rank, std::int64_t now_ns) {
   if (rank.extraction.program().extractions.empty()) return {};
   const std::vector<HiddenStates> extracted = rank.extraction.states(rank.readback);
@@ -429,6 +451,7 @@ Checked HiddenStateCheck::keep(Rank& rank, std::int64_t now_ns) {
 
 Checked HiddenStateCheck::finish(bool agreed) {
   for (const Rank& rank : ranks_) summary_->rows_extracted += rank.extraction.rows_compared();
+  // After a finding, files that never appear are a consequence.
   if (!agreed) return {};
   LS_RETURN_UNLESS_FINE(files_.finish());
   summary_->hidden_files_seen += files_.num_seen();
