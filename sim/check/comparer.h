@@ -117,8 +117,8 @@ class Comparer {
   Checked check_step(const StepProgram& program, std::span<const RequestId> requests,
                      const StepExpectation& expected, const ProbePlanner& planner,
                      const StepReadback& readback, StateHashChain& chain);
-  // Compares every page and every host block. Costs one read of the whole cache, so it follows only
-  // the last step.
+  // Compares every page and every host block. Reads the whole cache once, so it runs only after the
+  // last step.
   Checked check_all_pages();
 
  private:

@@ -396,7 +396,7 @@ std::vector<PageSpan> page_spans(const MemoryModel& model, ModelPage page) {
   return spans;
 }
 
-// The part of Diagnosis that tells of the host tier.
+// Divergences of the host tier.
 
 namespace {
 

@@ -111,9 +111,6 @@ std::vector<PageSpan> page_spans(const MemoryModel& model, ModelPage page);
 //
 // `found` are the bytes at `first_byte` of the page: a whole row if `owner` is a row, else any
 // bytes of which only whole words of 8 bytes are searched.
-
-// `found` are the bytes at `first_byte` of the page, a row as far as the model knows (`owner`), or
-// any bytes. Empty: they belong to nothing.
 std::string whose_content(const MemoryModel& model, const ByteOwner& owner, std::int64_t first_byte,
                           std::span<const std::uint8_t> found);
 

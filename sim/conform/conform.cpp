@@ -73,6 +73,7 @@ bool ConformObserver::output_fits() {
   return true;
 }
 
+// A request without a list returned no token, which every decision allows.
 bool ConformObserver::list_fits(std::string_view key, const std::vector<RecordedTokens>& lists,
                                 std::string_view name, std::int64_t num_tokens_max) {
   const auto list = std::ranges::find(lists, name, &RecordedTokens::id);
@@ -97,6 +98,7 @@ Result<std::unique_ptr<ConformRun>> ConformRun::open(const RecordingHeader& head
   config.backend.plan.groups = header.groups;
   config.connector.load_failure_policy = kv_transfer(header, log).kv_load_failure_policy;
   SessionParts parts;
+  // The recording replaces clients, model and connector at once.
   parts.clients = std::move(recorded);
   parts.attach = [&](std::int32_t, Workload*) {
     return Onlooker{.connector = log, .observer = &run->observer_};
@@ -166,6 +168,7 @@ Result<ConformFile> conform_workload(const std::string& path, RecordingHeader he
     const auto report = judged.session().run();
     if (!report) return tl::unexpected(report.error());
     file.steps = report->summary.steps;
+    // Also set if all steps agree: the recorded engine has deadlocked as well.
     file.is_stuck = report->summary.verdict == Verdict::liveness;
     file.wait_cycle = report->summary.wait_cycle;
     file.mismatch = observer.mismatch();
@@ -299,11 +302,14 @@ bool LiveConform::finished(const RecordedStep& step) {
   if (is_over_) return true;
   if (!goes_on()) return false;
   recording_.show(step);
+  // Compared before execute(), which would turn such an output into an Error.
   is_over_ = !model_->observer().inputs_known();
   return is_over_ || settle(run_->execute({}));
 }
 
 void LiveConform::take(const ConformMismatch& found) {
+  // The check is named by the first part of the field: "scheduled[2].blocks[0]" gives
+  // conform.scheduled.
   mismatch_ = {.check = "conform." + found.what.substr(0, found.what.find_first_of("[.")),
                .step = found.step,
                .what = fmt::format("{}: the engine has {}, the model of {} {}", found.what,
@@ -313,6 +319,7 @@ void LiveConform::take(const ConformMismatch& found) {
 Result<void> ConformingRun::open(const LockstepConfig& config, const DecisionSource& decisions) {
   RecordingHeader header = recording_header(config.engine, config.backend.plan.groups,
                                             config.backend.plan.num_blocks, decisions);
+  // The header must name the connector's traits: the model derives queries and holds from them.
   if (recorder_.connector() != nullptr)
     connect_engine(header, config.connector.load_failure_policy, recorder_.connector()->traits());
   LS_ASSIGN_OR_RETURN(live_, LiveConform::open(header));

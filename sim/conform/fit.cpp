@@ -248,7 +248,7 @@ class Search {
     return at;
   }
 
-  // Changes each policy alone and records which recordings then differ.
+  // Changes every policy by itself and records which recordings then differ.
   std::vector<PolicyEvidence> evidence_of(const EngineProfile& profile) {
     tell("what each policy shows in");
     const std::vector<PolicyFlip> flips = flips_of(profile);

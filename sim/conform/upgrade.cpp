@@ -25,6 +25,7 @@ class Fnv {
       hash_ *= 0x100000001B3ull;
     }
   }
+  // Adds every character, then the length.
   void add(std::string_view text) {
     for (const char c : text) add(static_cast<std::uint64_t>(static_cast<unsigned char>(c)));
     // Separates texts: "ab", "c" and "a", "bc" must differ.
@@ -71,6 +72,7 @@ class DigestSteps final : public StepObserver {
   std::vector<StepDigest> steps;
 };
 
+// Describes a scheduled request: "r3: 16 tokens from 32, new; group 0: blocks 5 6".
 std::string text_of(const SchedulerOutput& decision, std::size_t i, std::string_view name) {
   const ScheduledRequest& row = decision.scheduled[i];
   std::string text = fmt::format("  {}: {} tokens from {}", name, row.num_tokens, row.computed);
@@ -162,6 +164,7 @@ Result<EngineDiff> diff_engines(LockstepConfig config, std::array<std::string, 2
   std::array<DigestSteps, 2> digests;
   for (std::size_t side = 0; side < 2; ++side) {
     config.engine.engine = engines[side];
+    // A value that suits one engine may be refused by the other, so each uses its own.
     config.engine.num_hash_lookahead_tokens = kEngineHashLookahead;  // what each takes by itself
     diff.sides[side].engine = engines[side];
     Result<RunSummary> summary = run(config, make_workload, digests[side]);
@@ -228,6 +231,7 @@ Result<EngineRun> run_engine(LockstepConfig config, const std::string& engine,
                    .refused = {}};
 }
 
+// One column per member of EngineCosts, with the words of change_text(): "3 fewer preemptions".
 constexpr CostColumn kColumns[] = {{"steps", &EngineCosts::steps},
                                    {"prompt tokens hit", &EngineCosts::cached_tokens},
                                    {"preemptions", &EngineCosts::preemptions},
@@ -309,6 +313,7 @@ th:first-child, td:first-child { text-align: left; }
 <body>
 )";
 
+// Returns a table row. Cells that equal those of the previous running stage are grey.
 std::string row_of(const UpgradeStage& stage, const UpgradeStage* before) {
   std::string row = fmt::format("<tr><td>{}</td>", escaped_for_markup(stage.engine));
   if (!stage.refused.empty())
@@ -326,6 +331,7 @@ std::string row_of(const UpgradeStage& stage, const UpgradeStage* before) {
   return row + "</tr>\n";
 }
 
+// Returns the section on what changed at a stage and which single policies cause it.
 std::string reasons_of(const UpgradeStage& stage, const UpgradeStage& before) {
   std::string text = fmt::format("<h2>{}</h2>\n<p>{}</p>\n", escaped_for_markup(stage.engine),
                                  escaped_for_markup(change_text(before.costs, stage.costs)));
@@ -353,6 +359,7 @@ std::string upgrade_page(const std::string& trace, const std::vector<UpgradeStag
   const UpgradeStage* before = nullptr;
   for (const UpgradeStage& stage : stages) {
     page += row_of(stage, before);
+    // A stage that does not start has no costs to compare.
     if (!stage.refused.empty()) continue;
     if (before != nullptr && stage.costs != before->costs) reasons += reasons_of(stage, *before);
     before = &stage;

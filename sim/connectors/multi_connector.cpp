@@ -15,9 +15,9 @@ const ConnectorClass& offloading_connector() {
   return offloading;
 }
 
-// Decides whether the connectors support several groups: all must. MultiConnector itself subclasses
-// SupportsHMA, so checking the class alone would accept any parts; vLLM 0.22.1 checks each part
-// (config/vllm.py, __post_init__()).
+// Returns whether the connectors support several groups: all must. MultiConnector itself subclasses
+// SupportsHMA, so a check of only its class would accept any parts; vLLM 0.22.1 checks each part
+// (config/vllm.py, __post_init__()). Errors: no connector is named.
 Result<bool> all_support_hybrid_groups(const std::vector<ConnectorClass>& connectors,
                                        MultiConnectorDefect defect) {
   if (connectors.empty()) return fail("the KV transfer has no connector; name one");

@@ -99,7 +99,7 @@ class RecordedConnector final : public KVConnector {
   };
   std::map<std::string, Transfer, std::less<>> moving_;  // by name: loads and sends
   std::int64_t num_begun_ = 0;
-  std::map<RequestId, std::string> names_;  // of the same, and of those asked about
+  std::map<RequestId, std::string> names_;  // of these, and of queried requests
   std::optional<Error> error_;
 };
 

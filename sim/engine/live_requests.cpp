@@ -30,6 +30,8 @@ Result<void> check(const KVConnectorOutput& report, const DecisionSource& decisi
   }
   for (const RequestId id : report.finished_sending)
     if (!is_held(id)) return fail("sent: a request whose blocks are not held");
+  // vLLM 0.33.0 raises here (v1/core/sched/scheduler.py, _handle_invalid_blocks()): a block id does
+  // not identify a group.
   if (!report.invalid_block_ids.empty() && plan.groups.size() != 1)
     return fail(
         "invalid_blocks: expected one KV cache group, found {}; vLLM assigns blocks of several "

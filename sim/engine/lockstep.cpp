@@ -419,7 +419,7 @@ Result<void> LockstepRun::sample(const SchedulerOutput& decision) {
   LS_RETURN_IF_ERROR(workload_.sample(decision.step, rows_, output));
   LS_CHECK(output.token_ends.size() == decision.scheduled.size(), "{} rows sampled, {} scheduled",
            output.token_ends.size(), decision.scheduled.size());
-  // A recording is a file and may say anything; a trace's output comes from this program.
+  // A recording is a file and may contain anything; a trace's output comes from this program.
   if (workload_.is_scripted() && decisions_.model() != nullptr)
     LS_RETURN_IF_ERROR(check_output(*decisions_.model(), decision, output));
   return {};

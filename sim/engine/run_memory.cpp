@@ -111,7 +111,7 @@ class RankRun final {
   const RunConfig config_;
   MemoryModel model_;
   Backend& backend_;
-  EngineWorker* const engine_worker_;  // null: the backend follows the programs alone
+  EngineWorker* const engine_worker_;  // null: the backend follows only the programs
   RunSummary& summary_;
   Worker worker_;
   ProgramBuilder builder_;
@@ -212,6 +212,7 @@ Checked RankRun::finish(bool agreed, std::span<MemoryCheck* const> checks) {
   summary_.rows_read += planner_.rows_read();
   for (const KernelStatistics& kernel : backend_.kernel_statistics())
     add_kernel(kernel, summary_.kernels);
+  // Ranks add up: each captures its own graphs.
   const GraphStatistics graphs = backend_.graph_statistics();
   summary_.graphs.captured += graphs.captured;
   summary_.graphs.replayed += graphs.replayed;
@@ -226,6 +227,7 @@ Checked RankRun::finish(bool agreed, std::span<MemoryCheck* const> checks) {
 // Adds one line per reason. A verdict of "agrees" is only as strong as this list is short.
 void RankRun::say_what_was_not_checked(bool agreed, std::span<MemoryCheck* const> checks) {
   std::vector<std::string>& not_checked = summary_.not_checked;
+  // Digests and queries have separate budgets, so each has its own line.
   if (planner_.rows_left_out() > 0)
     not_checked.push_back(
         fmt::format("attention digests read {} of {} rows that the steps could have read; the "
@@ -343,6 +345,7 @@ Result<std::unique_ptr<RunMemory>> RunMemory::create(const RunConfig& config,
     own.backend = std::move(one.config);
     memory->ranks_.push_back(
         std::make_unique<RankRun>(own, std::move(one.model), *ranks[rank], summary));
+    // Before the first request: an engine's worker may refuse the options.
     LS_RETURN_IF_ERROR(memory->ranks_.back()->begin());
     looked_at.push_back(memory->ranks_.back()->memory());
   }

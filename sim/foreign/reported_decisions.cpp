@@ -364,7 +364,7 @@ std::span<const StoppedRequest> ReportedDecisions::update_from_output(const Mode
   RecordedStep reported;
   reported.step = flight.step;
   reported.sampled = tokens_by_request(output.tokens, output.token_ends, flight.rows);
-  // With steps in flight the worker alone knows the drafts.
+  // With asynchronous scheduling, only the worker has the drafts.
   if (!output.draft_ends.empty() && !header_.options.config.async_scheduling)
     reported.drafts = tokens_by_request(output.draft_tokens, output.draft_ends, flight.rows);
   take_report(output.kv_connector_output, reported);
