@@ -230,8 +230,8 @@ Divergence Diagnosis::slot(std::int32_t group, std::size_t token, Slot expected,
 void Diagnosis::set_slot(Divergence& found, const WorkerRequest& request,
                          std::int64_t position) const {
   const std::int64_t num_sinks = model_.layers_of(found.group).front().num_sinks;
+  // Sinks are in no table: sink row i is in block 1 + i / block_size (rule (22)).
   const auto [entry, offset] =
-      // Sinks are in no table: sink row i is in block 1 + i / block_size, from block 1: rule (22).
       place_of_token(model_, worker_, found.group, std::max<std::int64_t>(position - num_sinks, 0));
   const bool is_sink = position < num_sinks;
   const std::int64_t size = model_.block_size(found.group);
@@ -334,8 +334,8 @@ Divergence Diagnosis::output(const AttentionQuery& query, RequestId id, std::siz
 
 Divergence Diagnosis::report(const MemoryReport& report) {
   Divergence found = about(Phase::memory_check);
+  // Some checkers already start their message with the kind.
   found.message =
-      // Some checkers already start their message with the kind.
       report.message.starts_with(report.kind)
           ? report.message
           : fmt::format("{} in kernel {}: {}", report.kind, report.kernel, report.message);

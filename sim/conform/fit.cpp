@@ -276,8 +276,8 @@ class Search {
       const EngineProfile& without = with_policy(profile, *policy, policy->get(home));
       const auto carried = carry_all({&without}, everything());
       Indices parting;
+      // First only the recordings that need an explanation: most candidates fail there.
       for (std::size_t i = 0; i < best_.size(); ++i)
-        // First only the recordings that need an explanation: most candidates fail there.
         if (carried[0][i].steps < best_[i].steps) parting.push_back(i);
       const auto of_policy = static_cast<std::size_t>(policy - policies().data());
       for (const PolicyFlip& flip : flips_of(without)) {

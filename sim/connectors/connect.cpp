@@ -56,9 +56,9 @@ class ConnectedWorkload final : public Workload {
     std::vector<TransferPart> pointers;
     for (const Part& part : parts_) pointers.push_back(part.pointers());
     MultiTransfers& all = all_.emplace(std::move(pointers), async_scheduling);
+    // A peer that would hold a finished request's blocks must check whether another part loads into
+    // them: invariant (4) of multi_connector.h.
     for (const Part& part : parts_)
-      // A peer that would hold a finished request's blocks must check whether another part loads
-      // into them: invariant (4) of multi_connector.h.
       if (part.workers != nullptr)
         part.workers->ask_about_loads(
             [&all](RequestId request) { return all.is_loading(request); });

@@ -197,9 +197,9 @@ void OffloadConnector::update_state_after_alloc(RequestId request, std::span<con
   for (std::size_t g = 0; g < specs_.size(); ++g) {
     const auto group = static_cast<std::int32_t>(g);
     const Entries entries = needed(what, group, what.last);
+    // Pinned from the allocation until carry_out(): a store of another request must not evict the
+    // block in between.
     for (std::int64_t entry = entries.begin; entry < entries.end; ++entry)
-      // Pinned from the allocation until carry_out(): a store of another request must not evict the
-      // block in between.
       hosts_.pin(load.pinned.emplace_back(hosts_.use(key_of(what, group, entry))));
     // Loaded blocks are in the tier already.
     num_seen_[request][g] = entries.end;
@@ -210,8 +210,8 @@ void OffloadConnector::update_state_after_alloc(RequestId request, std::span<con
   const Entries entries = needed(what, 0, what.last);
   if (entries.begin == entries.end) return;  // a window of one token reads nothing of a prefix
   const auto begin = entries.begin + random.below(entries.end - entries.begin);
+  // From `begin` on everything is lost: a transfer that fails stops.
   for (std::int64_t entry = begin; entry < entries.end; ++entry)
-    // From `begin` on everything is lost: a transfer that fails stops.
     if (blocks[entry] != kNullBlock) load.lost.push_back(blocks[entry]);
 }
 

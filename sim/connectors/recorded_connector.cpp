@@ -212,10 +212,10 @@ std::vector<std::string> RecordedConnector::sent() const {
   for (const RecordedPartReport& part : parts)
     for (const std::string& name : part.sent) ++reports[name];
   std::vector<std::string> names;
+  // A request that several parts send joins the set with its last report, and only if the merged
+  // report of this step names it: another part may still be sending.
   for (const RecordedPartReport& part : parts)
     for (const std::string& name : part.sent)
-      // A request that several parts send joins the set with its last report, and only if the
-      // merged report of this step names it: another part may still be sending.
       if (--reports[name] == 0 &&
           std::ranges::find(step_.worker->sent, name) != step_.worker->sent.end())
         names.push_back(name);
@@ -277,10 +277,10 @@ std::optional<RequestId> loading_into(const DecidedStep& step,
 }  // namespace
 
 void FollowedTransfers::plan(const DecidedStep& step, StepTransfers& transfers) {
+  // A load covers the recorded external tokens, whatever the model would have found.
   for (const RecordedConnectorAnswer& answer :
        step_.connector.value_or(std::vector<RecordedConnectorAnswer>()))
     if (const auto request = loading_into(step, answer))
-      // The end of a load is local + external tokens, whatever the model would have computed.
       peers_.begin({*request, answer.local, answer.local + *answer.external, answer.async});
   KVConnectorOutput report;
   const auto take = [&](const std::vector<std::string>& names, bool is_loading,

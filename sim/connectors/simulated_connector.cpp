@@ -37,8 +37,8 @@ ExternalHit SimulatedConnector::get_num_new_matched_tokens(const ExternalQuery& 
   const std::int64_t most = knowledge.is_async ? query.num_tokens : query.num_tokens - 1;
   const std::int64_t tokens =
       std::min(knowledge.num_tokens, most) / options_.block_size * options_.block_size;
+  // A local hit may be longer than what the peers have.
   const auto external =
-      // A local hit may be longer than what the peers have.
       static_cast<std::int32_t>(std::max<std::int64_t>(tokens - query.num_local_tokens, 0));
   const bool is_async = knowledge.is_async && external > 0;
   asked_[query.request] = {std::string(query.name), query.num_local_tokens, is_async};
@@ -122,8 +122,8 @@ std::vector<BlockTransfer> blocks_of(const DecidedStep& step, RequestId request,
     const auto group = static_cast<std::int32_t>(g);
     const std::int64_t tokens = step.block_tokens[g];
     const std::span<const BlockId> table = step.decisions.block_table(request, group);
+    // The table may be shorter than `last` requires: groups with a fixed number of blocks.
     const std::int64_t end =
-        // The table may be shorter than `last` requires: groups with a fixed number of blocks.
         std::min<std::int64_t>(std::ssize(table), (last + tokens - 1) / tokens);
     for (std::int64_t entry = first / tokens; entry < end; ++entry) {
       const BlockId block = table[entry];

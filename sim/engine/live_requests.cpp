@@ -61,9 +61,8 @@ Result<KVConnectorOutput> connector_report(Workload& workload, const DecisionSou
 ConnectorStep::ConnectorStep(const RunConfig& config, const DecisionSource& decisions,
                              Workload& workload)
     : config_(config), decisions_(decisions), workload_(workload) {
+  // Under context parallelism an entry covers block_size tokens on each rank that shards the group.
   for (const KVCacheGroupSpec& group : config.backend.plan.groups)
-    // Under context parallelism an entry covers block_size tokens on each rank that shards the
-    // group.
     block_tokens_.push_back(group.spec.block_size *
                             rank_in(config.backend.context, group.spec).num_ranks);
 }

@@ -199,8 +199,8 @@ Result<bool> LockstepRun::end_step(const OutputTaken& output) {
   summary_.stored += counters_.stored;
   summary_.evictions += counters_.evicted;
   summary_.refused_allocations += counters_.refused;
+  // After the output: a request that finished no longer waits.
   if (connector_.is_there() && decisions_.model() != nullptr)
-    // After the output: a request that finished no longer waits.
     holding_.step(*decisions_.model(), decision.step);
   const bool is_async = config_.engine.async_scheduling;
   const bool go_on = observe(&StepObserver::finished, stopped_, is_async ? output.step : -1);
@@ -248,10 +248,10 @@ bool LockstepRun::observe(bool (StepObserver::*hook)(const StepView&),
 
 Result<RunReport> LockstepRun::finish() {
   if (memory_ != nullptr) {
+    // After a divergence, further differences are consequences: all pages are compared only if the
+    // run agreed so far.
     if (auto checked =
-            // After a divergence, further differences are consequences: all pages are compared only
-        // if the run agreed so far.
-        memory_->finish(summary_.verdict != Verdict::divergence && !summary_.engine_failure);
+            memory_->finish(summary_.verdict != Verdict::divergence && !summary_.engine_failure);
         !checked)
       LS_RETURN_IF_ERROR(ended_by(std::move(checked)));
     const Release& release = *engine_profile(config_.engine.engine).release;
@@ -405,11 +405,11 @@ Result<void> LockstepRun::sample(const SchedulerOutput& decision) {
     const LiveRequest& request = requests_.at(scheduled.id);
     const auto num_spec = static_cast<std::size_t>(scheduled.num_spec);
     const std::int64_t known = request.num_prompt_tokens + request.num_output_tokens;
+    // Only a chunk that reaches the last known token samples.
     rows_.push_back({.ticket = request.ticket,
                      .name = request.name,
                      .num_prompt_tokens = request.num_prompt_tokens,
                      .num_output_tokens = request.num_output_tokens,
-                     // Only a chunk that reaches the last known token samples.
                      .samples = scheduled.computed + scheduled.num_tokens >= known,
                      .is_new = scheduled.is_new,
                      .drafts = {draft, num_spec}});

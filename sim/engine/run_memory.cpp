@@ -169,8 +169,8 @@ Checked RankRun::run_step(const SchedulerOutput& decision, const ModelOutput& ou
   else
     team_->run([&](int member) { member == 0 ? execute() : expect(); });
   if (!ran) {
+    // Tells a failure of Lockstep's code in the worker's process from one of the worker.
     if (engine_worker_ != nullptr)
-      // Tells a failure of Lockstep's code in the worker's process from one of the worker.
       if (const EngineFailure* failure = engine_worker_->harness_failure())
         summary_.engine_failure = *failure;
     return tl::unexpected(ran.error());

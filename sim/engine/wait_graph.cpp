@@ -198,9 +198,8 @@ std::int64_t num_blocks_missing(const EngineConfig& engine,
   // Draft tokens need slots once the request decodes.
   if (num_computed_tokens > 0)
     tokens = std::min<std::int64_t>(tokens + num_lookahead_tokens(engine), engine.max_model_len);
+  // A step computes at most the token budget; the request continues with the blocks of that chunk.
   if (!engine.scheduler_reserve_full_isl)
-    // A step computes at most the token budget; the request continues with the blocks of that
-    // chunk.
     tokens = std::min(tokens, num_computed_tokens + engine.max_num_batched_tokens);
   std::int64_t count = 0;
   for (const KVCacheGroupSpec& group : groups)

@@ -28,8 +28,8 @@ std::vector<std::uint8_t> hidden_state_file(const HiddenStates& states) {
          .bytes = rows.bytes});
   }
   std::vector<std::uint8_t> ids;
+  // Little-endian, as safetensors requires.
   for (const ContentId content : states.contents)
-    // Little-endian, as safetensors requires.
     for (int shift = 0; shift < 64; shift += 8)
       ids.push_back(static_cast<std::uint8_t>(content >> shift));
   tensors.push_back({.name = "content_ids", .dtype = "U64", .shape = {num_tokens}, .bytes = ids});
