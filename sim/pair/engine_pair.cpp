@@ -9,6 +9,7 @@
 namespace lockstep {
 namespace {
 
+// Refused requests that a report lists with their reasons. A bad network may refuse thousands.
 constexpr std::int64_t kRefusedNamed = 20;
 
 }  // namespace
@@ -27,11 +28,16 @@ void Travellers::abort_request(const std::string& name) {
   const auto traveller = travellers_.find(name);
   if (traveller == travellers_.end()) return;
   traveller->second.was_aborted = true;
+  // The engine also calls request_finished() for an aborted request. Without an expected transfer,
+  // the sender then holds no blocks. vLLM decides by the request's status instead (0.22.1,
+  // nixl/scheduler.py, request_finished()).
   sender_.forget(name);
   const bool prefills = traveller->second.stage == Traveller::Stage::prefill;
   (prefills ? prefill_ : decode_)->abort_request(name);
 }
 
+// Returns the prompt length, less one token if any group has a sliding window. A prompt of one
+// token then has nothing to prefill, and set_out() decodes it directly.
 std::int64_t Travellers::num_prefilled(const Traveller& traveller) const {
   const auto& groups = options_.decode.backend.plan.groups;
   const bool has_window = std::ranges::any_of(
@@ -39,7 +45,8 @@ std::int64_t Travellers::num_prefilled(const Traveller& traveller) const {
   return traveller.spec.prompt.size() - (has_window ? 1 : 0);
 }
 
-// To the prefill engine, for another attempt.
+// Starts the next attempt in the prefill engine. The copy of the request stops after one sampled
+// token, and the client's end-of-sequence and stop tokens do not apply to that token.
 void Travellers::set_out(Traveller& traveller) {
   ++traveller.transfer.attempt;
   const std::int64_t num_tokens = num_prefilled(traveller);
@@ -49,6 +56,8 @@ void Travellers::set_out(Traveller& traveller) {
   spec.max_tokens = 1;
   spec.eos_token.reset();
   spec.stop_token_ids.clear();
+  // The prompt is stored as runs of tokens, so removing the last token shortens or removes the last
+  // run.
   if (num_tokens < spec.prompt.size()) {
     TokenRun& last = spec.prompt.runs.back();
     if (--last.count == 0) spec.prompt.runs.pop_back();
@@ -57,7 +66,9 @@ void Travellers::set_out(Traveller& traveller) {
   prefill_->add(std::move(spec), traveller.ticket);
 }
 
-// From the prefill engine, which keeps its blocks, to the decode engine.
+// Hands a prefilled request to the decode engine. The offer may cover only offer_percent of the
+// tokens, in whole blocks of the first group: 100 tokens, block_size 16 and 50 % offer 48 tokens.
+// The ledger still records the contents of all prefilled tokens, since all their blocks are held.
 void Travellers::go_on(Traveller& traveller, std::int64_t now_ns) {
   std::vector<ContentId> contents = contents_of(traveller.spec.prompt);
   contents.resize(num_prefilled(traveller));
@@ -77,6 +88,8 @@ void Travellers::decode_here(Traveller& traveller) {
   decode_->add(traveller.spec, traveller.ticket);
 }
 
+// A request that ended neither by itself nor by its client's abort failed in the decode engine,
+// because its blocks did not arrive. Only that case is retried.
 void Travellers::ended(const PairedEngine& engine, const std::string& name, FinishReason reason,
                        std::int64_t now_ns) {
   Traveller& traveller = travellers_.find(name)->second;
@@ -89,6 +102,7 @@ void Travellers::ended(const PairedEngine& engine, const std::string& name, Fini
                               traveller.transfer.attempt));
 }
 
+// `attempt` counts from 1, so the last permitted attempt has the number attempts_max.
 void Travellers::try_again(const std::string& name, const std::string& why) {
   Traveller& traveller = travellers_.find(name)->second;
   if (traveller.transfer.attempt >= static_cast<std::uint32_t>(options_.attempts_max))
@@ -97,6 +111,8 @@ void Travellers::try_again(const std::string& name, const std::string& why) {
   set_out(traveller);
 }
 
+// A prefill engine that refuses a request has no blocks of it. A decode engine has an offer that no
+// admission will use, and its blocks must be released.
 void Travellers::refused(const PairedEngine& engine, const std::string& name, const Error& why) {
   if (&engine == prefill_) {
     sender_.forget(name);
@@ -125,6 +141,15 @@ void Travellers::end(const std::string& name, RequestEnd how, const std::string&
 
 namespace {
 
+// Runs both engines, the network and the client on one virtual clock, event by event.
+//
+// Invariants
+// (1) now_ns_ never decreases. An engine whose step is still in progress receives its events before
+//     its next step, not during the current one.
+// (2) Within one moment the order is fixed: timers, messages, arrivals, aborts of failed requests,
+//     prefill step, decode step. Runs with the same options are therefore identical.
+// (3) A step's blocks leave the prefill engine when the step's time has passed (take_staged()),
+//     although the simulated step computes at once.
 class Pair final : public EngineOwner {
  public:
   Pair(const PairOptions& options, Workload& client, HoldsContents holds_contents)
@@ -196,6 +221,9 @@ class Pair final : public EngineOwner {
   std::int64_t now_ns_ = 0;
 };
 
+// Creates both engines and connects them. The engines hold references to the sender and the
+// receiver, and these read the engines' schedulers, so attach() follows creation. Messages of
+// errors name the engine.
 Result<void> Pair::start() {
   const auto start = [&](const LockstepConfig& config, const PairedParts& parts,
                          std::string_view who,
@@ -226,6 +254,7 @@ Result<void> Pair::start() {
   return take_arrivals();
 }
 
+// Runs until nothing can happen, the ledger has a finding, or steps_max is reached.
 Result<PairReport> Pair::run(const std::function<void(const PairProgress&)>& progress) {
   for (;;) {
     LS_ASSIGN_OR_RETURN(const auto moved, turn());
@@ -236,7 +265,9 @@ Result<PairReport> Pair::run(const std::function<void(const PairProgress&)>& pro
   return std::move(report_);
 }
 
-// When something can happen next.
+// Returns the time of the next event; absent if none can ever happen again. An engine is an event
+// source only while it wants a step: an idle engine with no event in its inbox would step forever
+// without progress.
 std::optional<std::int64_t> Pair::next_ns() const {
   std::optional<std::int64_t> next;
   const auto sooner = [&next](std::optional<std::int64_t> at_ns) {
@@ -251,7 +282,8 @@ std::optional<std::int64_t> Pair::next_ns() const {
   return next;
 }
 
-// Everything that happens at the next moment. False: nothing will.
+// Processes everything that is due at the next event's time. Returns false if no event remains or
+// if an engine's run has ended.
 Result<bool> Pair::turn() {
   const auto next = next_ns();
   if (!next) return false;
@@ -261,12 +293,17 @@ Result<bool> Pair::turn() {
   deliver();
   LS_RETURN_IF_ERROR(take_arrivals());
   travellers_.take_out_failed();
+  // The prefill engine steps first: a request that it completes can enter the decode engine at the
+  // same time. Its blocks are read later, over the network.
   const auto prefilled = step(*prefill_, sender_.has_news());
   if (!prefilled || !*prefilled) return prefilled;
   LS_RETURN_IF_ERROR(sender_.take_staged(prefill_->ready_ns()));
   return step(*decode_, receiver_.has_news());
 }
 
+// Runs one step if the engine wants one and has completed its previous step. Returns false if the
+// engine's run has ended, with a divergence for example. Does nothing after a finding, so that the
+// state of the run is the state at that finding.
 Result<bool> Pair::step(PairedEngine& engine, bool has_news) {
   if (!engine.wants_step(has_news) || engine.ready_ns() > now_ns_) return true;
   if (report_.is_cut_short || ledger_.finding()) return true;
@@ -275,6 +312,8 @@ Result<bool> Pair::step(PairedEngine& engine, bool has_news) {
   return goes_on;
 }
 
+// Passes every packet that has arrived to its endpoint. A damaged packet counts as lost: the sender
+// repeats it.
 void Pair::deliver() {
   while (const auto packet = network_.deliver(now_ns_)) {
     const auto message = decode(packet->bytes);
@@ -287,6 +326,8 @@ void Pair::deliver() {
   }
 }
 
+// Applies the client's events up to now. A prefix cache reset reaches both engines, each before its
+// own next step.
 Result<void> Pair::take_arrivals() {
   client_.advance_to(now_ns_);
   std::vector<WorkloadEvent> events;
@@ -312,22 +353,30 @@ Result<void> Pair::take_arrivals() {
   return {};
 }
 
+// Supplies the tokens of a step. Only the decode engine's tokens reach the client. The prefill
+// engine samples token 0, which no request reads: the decode engine computes that position again.
+// Supplies the tokens of a step. Only the decode engine's tokens reach the client. The prefill
+// engine samples token 0, which no request reads: the decode engine computes that position again.
 Result<void> Pair::sample(PairedEngine& engine, std::int64_t step, std::span<const SampledRow> rows,
                           ModelOutput& output) {
   if (&engine == decode_.get()) return client_.sample(step, rows, output);
   for (const SampledRow& row : rows) {
-    if (row.samples) output.tokens.push_back(0);  // it goes nowhere
+    if (row.samples) output.tokens.push_back(0);  // not used, see above
     output.token_ends.push_back(static_cast<std::uint32_t>(output.tokens.size()));
   }
   return {};
 }
 
+// Appends what the engine's connector reports with this step. A request in finished_sending frees
+// its blocks in this step, so the ledger checks the release now.
 void Pair::report(PairedEngine& engine, KVConnectorOutput& report) {
   if (&engine == decode_.get()) return watched_.report(report);
   sender_.report(report);
   for (const TransferId transfer : sender_.take_freed()) ledger_.given_back(transfer, now_ns_);
 }
 
+// Returns the payload of a stored block: the host block's bytes of each rank in rank order, or the
+// content ids of its slots in runs without backends. The ledger checks it before it is sent.
 Result<std::vector<std::uint8_t>> Pair::read_block(TransferId id, BlockPlace place,
                                                    const BlockTransfer& staged) {
   std::vector<std::uint8_t> bytes;
@@ -340,13 +389,16 @@ Result<std::vector<std::uint8_t>> Pair::read_block(TransferId id, BlockPlace pla
   return bytes;
 }
 
-// What has come is what was computed, or the ledger has ended the run.
+// Applies a delivered block. The ledger compares its bytes with the computed contents first and
+// ends the run if they differ. So the decode engine's memory model may write those contents, not
+// the bytes.
 void Pair::take_block(TransferId id, BlockPlace place, BlockId block,
                       std::span<const std::uint8_t> bytes) {
   ledger_.delivered(id, place, block, bytes);
   decode_->memory().write_block(place.group, block, ledger_.contents(id, place));
 }
 
+// Turns an engine's divergence from its backend into a finding that names the engine.
 void Pair::find_divergence(std::string_view who, const RunSummary& engine) {
   if (engine.divergence)
     ledger_.found(
@@ -355,7 +407,9 @@ void Pair::find_divergence(std::string_view who, const RunSummary& engine) {
                     engine.divergence->step, engine.divergence->message));
 }
 
-// The engines say whether a request waits forever.
+// Completes both runs and decides the verdict. Only an undisturbed run is checked for requests that
+// wait forever: after a finding or at steps_max, unfinished requests are expected. A stuck engine
+// explains requests that never end, so the ledger's final checks run only without one.
 Result<void> Pair::close() {
   const bool is_whole = !ledger_.finding() && !report_.is_cut_short;
   for (PairedEngine* engine : {prefill_.get(), decode_.get()})

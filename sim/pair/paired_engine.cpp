@@ -12,13 +12,17 @@
 namespace lockstep {
 namespace {
 
-// Whether a block of one lies in a host block as a block of the other does.
+// Returns true if both engines use one layout for the bytes of a host block. Everything that
+// decides the order of bytes is compared. The pool sizes are not: a host block has the same layout
+// in each.
 bool lay_out_alike(const BackendConfig& a, const BackendConfig& b) {
   return a.layout == b.layout && a.attention_backend == b.attention_backend &&
          a.layout_rule == b.layout_rule && a.numbers == b.numbers &&
          a.parallel.tp_size == b.parallel.tp_size;
 }
 
+// Checks what only runs with backends need: equal layouts, and host tiers that hold a staging
+// buffer.
 Result<void> check_pages(const PairOptions& options) {
   LS_CHECK(std::ssize(options.prefill_ranks) == num_ranks(options.prefill.backend) &&
                std::ssize(options.decode_ranks) == num_ranks(options.decode.backend),
@@ -44,6 +48,8 @@ Result<void> check_pair(const PairOptions& options) {
     LS_RETURN_IF_ERROR(supported(facts_of(config->engine, groups).with({RunTrait::pair})));
   if (groups != options.decode.backend.plan.groups)
     return fail("prefill and decode apart: both engines must have the same groups and block sizes");
+  // An offer ends at a block of the first group. Other groups may have other block sizes, or no
+  // longer have the window before that end.
   if (options.offer_percent < 100 && !can_compute_lost_blocks(groups))
     return fail(
         "prefill and decode apart: parts of prompts can be offered to one group that keeps all "
@@ -66,6 +72,7 @@ Result<std::unique_ptr<PairedEngine>> PairedEngine::create(const LockstepConfig&
                                                            EngineOwner& owner) {
   std::unique_ptr<PairedEngine> engine(
       new PairedEngine(config, parts, std::move(step_time), owner));
+  // The session reads the failure policy from the configuration, the pair from its own options.
   LockstepConfig alone = config;
   alone.connector.load_failure_policy = parts.transfer.kv_load_failure_policy;
   SessionParts session;
@@ -119,6 +126,9 @@ Result<Turn> PairedEngine::next_turn(const LoopState& state, std::vector<Workloa
   return Turn::step;
 }
 
+// Tracks a request from its first scheduled step on: before that its RequestId is not known here,
+// so the prompt waits under the request's name. Ids of finished requests are released first,
+// because a new request may reuse one.
 bool PairedEngine::decided(const StepView& view) {
   for (const RequestId id : view.decision.finished) memory_.forget(id);
   scheduled_.clear();
@@ -134,6 +144,7 @@ bool PairedEngine::decided(const StepView& view) {
   return true;
 }
 
+// Rows of `output` are in the order of scheduled_; token_ends[i] is the end of row i's tokens.
 Result<void> PairedEngine::sample(std::int64_t step, std::span<const SampledRow> rows,
                                   ModelOutput& output) {
   LS_RETURN_IF_ERROR(owner_.sample(*this, step, rows, output));
@@ -162,6 +173,8 @@ void PairedEngine::step_done(std::int64_t scheduled_tokens) {
   ready_ns_ = now_ns_ + (scheduled_tokens > 0 ? step_time_.step_ns(scheduled_tokens) : 0);
 }
 
+// Reports the end with the reason of the step that stopped the request. A request that no step
+// stopped was aborted, by its client or after a failed load.
 void PairedEngine::request_left(std::string_view name, std::uint64_t) {
   const std::string left(name);
   const auto reason = reasons_.find(left);
@@ -176,6 +189,7 @@ void PairedEngine::request_refused(std::string_view name, std::uint64_t, const E
   owner_.refused(*this, std::string(name), why);
 }
 
+// Each content id is a hash of all tokens up to its position, so equal ids mean equal prefixes.
 std::vector<ContentId> contents_of(const Prompt& prompt) {
   std::vector<ContentId> contents;
   ContentId prefix = kEmptyPrefix;
@@ -184,6 +198,7 @@ std::vector<ContentId> contents_of(const Prompt& prompt) {
   return contents;
 }
 
+// All groups share the blocks of one pool. Each block gets the slots of the largest block_size.
 EngineMemory::EngineMemory(const KVCacheConfig& plan) : groups_(plan.groups) {
   for (const KVCacheGroupSpec& group : groups_)
     slots_per_block_ = std::max<std::int64_t>(slots_per_block_, group.spec.block_size);
@@ -201,6 +216,7 @@ void EngineMemory::append_sampled(RequestId request, std::span<const std::int32_
     contents.push_back(next_content(contents.empty() ? kEmptyPrefix : contents.back(), token));
 }
 
+// REQUIRES: not the null block, which no request writes.
 ContentId* EngineMemory::slots_of(std::int32_t group, BlockId block) {
   LS_CHECK(block != kNullBlock && index_of(block) < std::ssize(group_of_), "block {} is written",
            index_of(block));
@@ -212,11 +228,15 @@ ContentId* EngineMemory::slots_of(std::int32_t group, BlockId block) {
   return slots.data();
 }
 
+// A block of another group has other positions in its slots, even where the contents are equal.
 const ContentId* EngineMemory::find(std::int32_t group, BlockId block) const {
   if (group_of_[block] != group) return nullptr;
   return &slots_[index_of(block) * slots_per_block_];
 }
 
+// Writes come first, since the attention kernels of a step write the KV entries of all rows before
+// they read. A request may therefore hit a block that another row of the same step fills. If the
+// step reassigns a hit block to a different request, the check below finds the other contents.
 Checked EngineMemory::step(const SchedulerOutput& decision, const Scheduler& scheduler) {
   for (std::int32_t g = 0; g < decision.num_groups; ++g) {
     for (const ScheduledRequest& row : decision.scheduled) {
@@ -227,6 +247,7 @@ Checked EngineMemory::step(const SchedulerOutput& decision, const Scheduler& sch
     }
   }
   for (const ScheduledRequest& row : decision.scheduled) {
+    // Only an admission takes tokens as computed without computing them: a prefix hit or a load.
     if (!row.is_new || row.computed == 0) continue;
     LS_RETURN_UNLESS_FINE(check_computed(row.id, row.computed, scheduler));
   }
@@ -239,6 +260,8 @@ Checked EngineMemory::check_computed(RequestId request, std::int64_t num_compute
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     const auto group = static_cast<std::int32_t>(g);
     const auto table = scheduler.block_table(request, group);
+    // A window reads only its last tokens: earlier entries may be the null block, or hold other
+    // contents.
     for (std::int64_t p = first_attended(groups_[g].spec, num_computed); p < num_computed; ++p) {
       const BlockId block = table[p / block_size(group)];
       const ContentId* slots = find(group, block);

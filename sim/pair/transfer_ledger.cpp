@@ -17,6 +17,7 @@ HoldsContents content_id_payloads(std::span<const KVCacheGroupSpec> groups) {
   for (const KVCacheGroupSpec& group : groups) block_sizes.push_back(group.spec.block_size);
   return [block_sizes](std::int32_t group, std::span<const ContentId> contents,
                        std::span<const std::uint8_t> bytes) {
+    // A payload always covers the whole block, also if only its first slots hold tokens.
     if (std::ssize(bytes) != block_sizes[group] * 8) return false;
     for (std::size_t slot = 0; slot < contents.size(); ++slot)
       for (std::size_t byte = 0; byte < 8; ++byte)
@@ -28,8 +29,9 @@ HoldsContents content_id_payloads(std::span<const KVCacheGroupSpec> groups) {
 
 namespace {
 
-// One rank's tier of one block: expected rows are written over what was sent, and nothing may
-// change.
+// Checks one rank's part of a block. The memory model writes the expected KV entries over the
+// received bytes. If the bytes stay equal, they already held these entries, and padding and slots
+// after the last token are not compared.
 struct DrawnRank {
   MemoryModel model;
   WriterId writer;
@@ -45,6 +47,8 @@ struct DrawnRank {
 
 }  // namespace
 
+// Each rank has its own model, since each stores its own heads. A host tier of one block is enough:
+// one block is checked at a time.
 Result<HoldsContents> page_payloads(const BackendConfig& config) {
   const auto ranks = std::make_shared<std::vector<DrawnRank>>();
   BackendConfig of_one_block = config;
@@ -63,6 +67,7 @@ Result<HoldsContents> page_payloads(const BackendConfig& config) {
         return false;
       begin += size;
     }
+    // Bytes after the last rank's part are an error of the sender.
     return begin == bytes.size();
   };
 }
@@ -94,6 +99,7 @@ void TransferLedger::ended(std::uint64_t request, RequestEnd how) {
   journey.has_ended = true;
 }
 
+// Two holds of one attempt would leave the release of one of them unexplained.
 void TransferLedger::held(TransferId transfer, std::int64_t now_ns,
                           std::vector<ContentId> contents) {
   const Sending sending{
@@ -102,6 +108,7 @@ void TransferLedger::held(TransferId transfer, std::int64_t now_ns,
     found("transfer.held_twice", fmt::format("{} is kept for sending twice", name_of(transfer)));
 }
 
+// Example: block_size 16, 40 contents, entry 2: contents 32 to 39, 8 of 16 slots.
 std::span<const ContentId> TransferLedger::contents_at(const Sending& sending, BlockPlace place,
                                                        std::int64_t last) const {
   const std::int64_t size = groups_[place.group].spec.block_size;
@@ -124,6 +131,7 @@ void TransferLedger::read(TransferId transfer, BlockPlace place,
     return found("transfer.read_free",
                  fmt::format("block {} of group {} of {} is read, and it is not held for that",
                              place.index, place.group, name_of(transfer)));
+  // A block may be held and still be wrong: overwritten by another request, or not yet written.
   if (!holds_contents_(place.group, contents(transfer, place), bytes))
     found("transfer.read_content",
           fmt::format(
@@ -146,6 +154,7 @@ void TransferLedger::given_back(TransferId transfer, std::int64_t now_ns) {
   forget_if_over(transfer);
 }
 
+// A load without held blocks is also an error: its reads cannot be answered.
 void TransferLedger::loading(TransferId transfer, std::int32_t last,
                              const std::vector<LoadPiece>& pieces) {
   Loading load{.last = last, .missing = {}, .there = {}};
@@ -155,6 +164,8 @@ void TransferLedger::loading(TransferId transfer, std::int32_t last,
           fmt::format("{} is loaded twice, or was never prefilled", name_of(transfer)));
 }
 
+// The checks go from the transfer to the bytes, so that the finding names the first cause: a late
+// duplicate is late, not wrong.
 void TransferLedger::delivered(TransferId transfer, BlockPlace place, BlockId block,
                                std::span<const std::uint8_t> bytes) {
   ++num_deliveries_;
@@ -183,7 +194,8 @@ void TransferLedger::load_over(TransferId transfer, std::span<const BlockId> inv
   if (load == loadings_.end())
     return found("transfer.over_twice",
                  fmt::format("the load of {} completes, and none is open", name_of(transfer)));
-  // A block may be missing if the report names it invalid, or if no request reads it.
+  // A block may be missing if the report names it invalid, or if its request has ended and never
+  // reads it.
   for (const auto& [place, block] : load->second.missing) {
     if (request_has_left || std::ranges::find(invalid, block) != invalid.end()) continue;
     found("transfer.incomplete",
@@ -207,6 +219,7 @@ void TransferLedger::forget_if_over(TransferId transfer) {
     sendings_.erase(transfer);
 }
 
+// Requests come first: a request that never ended explains its open load and its held blocks.
 void TransferLedger::finish() {
   for (const auto& [request, journey] : journeys_)
     if (!journey.has_ended)
@@ -250,6 +263,8 @@ void WatchedReceiver::begin(RequestId request, const Question& asked,
     const auto size = static_cast<std::int32_t>(groups_[g].spec.block_size);
     const std::int64_t needed =
         first_attended(groups_[g].spec, std::min(last, asked.num_tokens - 1));
+    // Derives the required blocks token by token, deliberately in another way than pieces_of_load()
+    // in transfer_receiver.cpp. Blocks before the window of the next computed token are not needed.
     for (std::int32_t p = first; p < last; ++p) {
       const BlockId block = table[p / size];
       const BlockPlace place{static_cast<std::int32_t>(g), p / size};
@@ -267,6 +282,7 @@ void WatchedReceiver::report(KVConnectorOutput& report) {
   for (const RequestId id : report.finished_recving) {
     const auto load = loading_.find(id);
     LS_CHECK(load != loading_.end(), "request {} has received what it never loaded", index_of(id));
+    // A request that has ended with an open load holds its blocks until this report.
     const bool has_left = std::ranges::find(held, id, &HeldRequest::id) != held.end();
     ledger_.load_over(load->second, report.invalid_block_ids, has_left);
     loading_.erase(load);

@@ -13,7 +13,9 @@ Network::Network(const NetworkOptions& options) : options_(options), random_(opt
   LS_CHECK(options.period_ns > 0, "a period of {} ns", options.period_ns);
 }
 
-// 0 .. 99, sampled per period: the lowest are dead, the next ones slow.
+// Returns a number from 0 to 99 for the endpoint and period: below dead_percent it is dead, in the
+// slow_percent values after that it is slow. Hashed, not taken from the generator, so that the
+// outages of a seed do not depend on the packets.
 std::int64_t Network::state_of(Endpoint endpoint, std::int64_t now_ns) const {
   const auto period = static_cast<std::uint64_t>(now_ns / options_.period_ns);
   const auto place = static_cast<std::uint64_t>(index_of(endpoint));
@@ -35,10 +37,12 @@ void Network::send(std::int64_t now_ns, Packet packet) {
   now_ns_ = now_ns;
   ++counts_.sent;
   const std::int64_t order = sent_on_[{packet.from, packet.to}]++;
+  // A dead sender samples nothing: the packet never reaches the network.
   if (is_dead(packet.from, now_ns)) {
     ++counts_.swallowed;
     return;
   }
+  // Loss and duplication are independent. A lost packet may still have a duplicate, which arrives.
   const bool is_lost = random_.chance(options_.loss_percent);
   const bool is_twice = random_.chance(options_.duplicate_percent);
   if (is_lost)
@@ -50,6 +54,8 @@ void Network::send(std::int64_t now_ns, Packet packet) {
   put_under_way(now_ns, packet, order);
 }
 
+// Puts one copy of a packet in flight. Each copy has its own delay and its own damage, so a
+// duplicate may overtake the original.
 void Network::put_under_way(std::int64_t now_ns, const Packet& packet, std::int64_t order) {
   std::int64_t arrives_ns = now_ns + random_.between(options_.delay_ns_min, options_.delay_ns_max);
   if (random_.chance(options_.straggler_percent)) {
@@ -72,6 +78,8 @@ void Network::put_under_way(std::int64_t now_ns, const Packet& packet, std::int6
 std::optional<Packet> Network::deliver(std::int64_t now_ns) {
   LS_CHECK(now_ns >= now_ns_, "delivered at {} ns, after {} ns", now_ns, now_ns_);
   now_ns_ = now_ns;
+  // The destination's state at the arrival time counts, not at `now_ns`: deliver() may be called
+  // later.
   while (!under_way_.empty() && under_way_.begin()->first <= now_ns) {
     const std::int64_t arrived_ns = under_way_.begin()->first;
     UnderWay arriving = std::move(under_way_.begin()->second);
@@ -83,6 +91,7 @@ std::optional<Packet> Network::deliver(std::int64_t now_ns) {
     ++counts_.delivered;
     const Way way{arriving.packet.from, arriving.packet.to};
     const auto [newest, is_first] = newest_delivered_.emplace(way, arriving.order);
+    // A duplicate has the order of its original and is not reordered against it.
     if (!is_first && arriving.order < newest->second) ++counts_.reordered;
     newest->second = std::max(newest->second, arriving.order);
     return std::move(arriving.packet);
@@ -99,7 +108,7 @@ namespace {
 
 constexpr std::size_t kChecksumBytes = 8;
 
-// Fields little-endian, one after the other.
+// Appends an integer, little-endian.
 template <class T>
 void put(std::vector<std::uint8_t>& bytes, T value) {
   const auto word = static_cast<std::uint64_t>(value);
@@ -107,6 +116,8 @@ void put(std::vector<std::uint8_t>& bytes, T value) {
     bytes.push_back(static_cast<std::uint8_t>(word >> (8 * i)));
 }
 
+// Reads an integer that put() wrote and removes it from the span. Returns false if too few bytes
+// remain.
 template <class T>
 bool take(std::span<const std::uint8_t>& bytes, T& value) {
   if (bytes.size() < sizeof(T)) return false;
@@ -117,8 +128,9 @@ bool take(std::span<const std::uint8_t>& bytes, T& value) {
   return true;
 }
 
-// Each byte changes every later state, and no two bytes change it equally: a flipped bit always
-// shows, since mix() is a bijection.
+// Returns a 64-bit checksum that always detects a single changed byte: mix() is a bijection, so two
+// states that differ stay different through all later bytes. Its purpose is the network's flipped
+// bit, not an adversary.
 std::uint64_t checksum(std::span<const std::uint8_t> bytes) {
   std::uint64_t sum = bytes.size();
   for (const std::uint8_t byte : bytes) sum = mix(sum ^ byte);
@@ -129,6 +141,7 @@ std::uint64_t checksum(std::span<const std::uint8_t> bytes) {
 
 std::vector<std::uint8_t> encode(const TransferMessage& message) {
   std::vector<std::uint8_t> bytes;
+  // 21 bytes of fields and 8 of the checksum.
   bytes.reserve(32 + message.bytes.size());
   put(bytes, static_cast<std::uint8_t>(message.kind));
   put(bytes, message.transfer.request);
@@ -140,6 +153,7 @@ std::vector<std::uint8_t> encode(const TransferMessage& message) {
   return bytes;
 }
 
+// The checksum comes first: fields of a damaged packet must not be interpreted.
 std::optional<TransferMessage> decode(std::span<const std::uint8_t> bytes) {
   if (bytes.size() < kChecksumBytes) return std::nullopt;
   std::span<const std::uint8_t> tail = bytes.last(kChecksumBytes);

@@ -1,5 +1,5 @@
-// What both ends of a transfer between engines agree on: how long they wait, what goes wrong on
-// purpose, what they count.
+// What both ends of a transfer between engines share: the simulated network, the messages and their
+// encoding, timeouts, planted defects and counters.
 #pragma once
 
 #include <compare>
@@ -32,23 +32,39 @@ namespace lockstep {
 // Not simulated: bandwidth, connection set-up. A dead endpoint keeps its memory: it is an
 // unreachable machine.
 
+// A network between endpoints, in virtual time. Packets are late, overtake each other, are lost,
+// duplicated or corrupted. Endpoints are slow or dead for a while, and recover.
+//
+// Invariants
+// (1) Its behaviour depends only on the seed and on what is sent, in order.
+// (2) A packet arrives at its destination, after `delay_ns_min` at the earliest, at most twice.
+// (3) Only the seed and the time decide whether an endpoint is slow or dead. Packets from and to a
+//     dead endpoint are lost.
+// (4) sent + duplicated = lost + swallowed + delivered + in flight.
+// (5) Packets that arrive at the same time are delivered in the order in which they were sent.
+//
+// Not simulated: bandwidth, connection set-up. A dead endpoint keeps its memory: it is an
+// unreachable machine.
 enum class Endpoint : std::int32_t {};
 constexpr std::int32_t index_of(Endpoint endpoint) { return static_cast<std::int32_t>(endpoint); }
 
+// Properties of the network. Percentages apply to each packet or period independently; the defaults
+// describe a network without faults.
 struct NetworkOptions {
   std::uint64_t seed = 0;
-  std::int64_t delay_ns_min = 100'000;
+  std::int64_t delay_ns_min = 100'000;  // of every packet, sampled uniformly up to the maximum
   std::int64_t delay_ns_max = 1'000'000;
   std::int32_t loss_percent = 0;
   std::int32_t duplicate_percent = 0;
-  std::int32_t damage_percent = 0;        // one bit of a packet turns over
-  std::int32_t straggler_percent = 0;     // packets that others overtake
-  std::int64_t straggler_ns = 5'000'000;  // how much later they are
-  // In each period an endpoint is dead, or slow, or well.
+  std::int32_t damage_percent = 0;        // packets with one flipped bit
+  std::int32_t straggler_percent = 0;     // packets that arrive later and are overtaken
+  std::int64_t straggler_ns = 5'000'000;  // their additional delay at most
+  // Time is divided into periods. In each period an endpoint is dead, slow or normal throughout.
+  // dead_percent + slow_percent is at most 100.
   std::int64_t period_ns = 100'000'000;
   std::int32_t dead_percent = 0;
   std::int32_t slow_percent = 0;
-  std::int64_t slow_ns = 10'000'000;  // how much later packets from and to a slow one are
+  std::int64_t slow_ns = 10'000'000;  // additional delay of packets from and to a slow endpoint
   bool operator==(const NetworkOptions&) const = default;
 };
 
@@ -58,6 +74,7 @@ struct Packet {
   std::vector<std::uint8_t> bytes;
 };
 
+// Packets by outcome. A packet may count as straggled, slowed and damaged at once.
 struct NetworkCounts {
   std::int64_t sent = 0;
   std::int64_t delivered = 0;  // copies included
@@ -67,7 +84,7 @@ struct NetworkCounts {
   std::int64_t damaged = 0;
   std::int64_t straggled = 0;
   std::int64_t slowed = 0;
-  std::int64_t reordered = 0;  // delivered after one that was sent later on the same way
+  std::int64_t reordered = 0;  // delivered after a packet sent later between the same endpoints
   bool operator==(const NetworkCounts&) const = default;
 };
 
@@ -75,21 +92,24 @@ class Network {
  public:
   explicit Network(const NetworkOptions& options);
 
-  // REQUIRES: times never decrease, over both calls.
+  // Sends a packet and samples its outcome. REQUIRES: times never decrease, over send() and
+  // deliver().
   void send(std::int64_t now_ns, Packet packet);
-  // The next packet that has arrived by then; none: nothing more.
+  // Removes and returns the earliest packet that has arrived by `now_ns`. Absent: no further packet
+  // has. Call until absent: several packets may have arrived.
   std::optional<Packet> deliver(std::int64_t now_ns);
 
   // Arrival time of the next packet; absent: nothing is in flight.
   std::optional<std::int64_t> next_due_ns() const;
   const NetworkCounts& counts() const { return counts_; }
+  // State of an endpoint at a time, past or future: a pure function of the seed and the period.
   bool is_dead(Endpoint endpoint, std::int64_t now_ns) const;
   bool is_slow(Endpoint endpoint, std::int64_t now_ns) const;
 
  private:
   struct UnderWay {
     Packet packet;
-    std::int64_t order = 0;  // in which it was sent on its way
+    std::int64_t order = 0;  // counts the packets sent between the same endpoints
   };
   using Way = std::pair<Endpoint, Endpoint>;
 
@@ -98,9 +118,9 @@ class Network {
 
   const NetworkOptions options_;
   SeededRandom random_;
-  std::multimap<std::int64_t, UnderWay> under_way_;  // by the time of arrival, ties as sent
-  std::map<Way, std::int64_t> sent_on_;
-  std::map<Way, std::int64_t> newest_delivered_;
+  std::multimap<std::int64_t, UnderWay> under_way_;  // by arrival time, ties as sent
+  std::map<Way, std::int64_t> sent_on_;              // packets sent so far
+  std::map<Way, std::int64_t> newest_delivered_;     // highest UnderWay::order delivered
   std::int64_t now_ns_ = 0;
   NetworkCounts counts_;
 };
@@ -120,15 +140,17 @@ class Network {
 //
 // Not here: which message is sent when (transfer_receiver.h).
 
-// One attempt to transfer one request's blocks. A failed request is prefilled again under its old
-// name; messages in flight from the previous attempt are ignored by the next one.
+// One attempt to transfer one request's blocks. A failed request is prefilled again under the same
+// name. The attempt number lets each side ignore messages that are still in flight from the
+// previous attempt.
 struct TransferId {
-  std::uint64_t request = 0;  // counts the requests of a run
-  std::uint32_t attempt = 0;
+  std::uint64_t request = 0;  // index of the request in its run
+  std::uint32_t attempt = 0;  // 1: the first
   auto operator<=>(const TransferId&) const = default;
 };
 
-// A block's place in a request's block tables.
+// Position of a block in its request's block tables. Both engines use the same groups and block
+// sizes, so a position means the same tokens in both, whereas their block ids differ.
 struct BlockPlace {
   std::int32_t group = 0;
   std::int32_t index = 0;  // entry of the group's table
@@ -139,55 +161,65 @@ struct TransferMessage {
   enum class Kind : std::uint8_t { read, block, gone, release, released };
   Kind kind = Kind::read;
   TransferId transfer;
-  BlockPlace place;                 // read, block
-  std::vector<std::uint8_t> bytes;  // block
+  BlockPlace place;                 // of read, block and gone
+  std::vector<std::uint8_t> bytes;  // payload of block; else empty
   bool operator==(const TransferMessage&) const = default;
 };
 
+// Returns the message as bytes: kind (1), request (8), attempt (4), group (4), index (4), the
+// payload, then a checksum (8), all little-endian.
 std::vector<std::uint8_t> encode(const TransferMessage& message);
+// Returns the message. Absent: wrong checksum, short packet or unknown kind.
 std::optional<TransferMessage> decode(std::span<const std::uint8_t> bytes);
 
+// Timeouts of the protocol. The defaults are scaled to the simulated network: vLLM 0.22.1 holds
+// blocks for 30 seconds (nixl/scheduler.py, kv_lease_duration).
 struct TransferTimes {
-  // an unanswered message is repeated after this time, later each time
+  // Time until an unanswered message is repeated. It doubles with each repetition, up to 16 times
+  // (TransferLink::next_try_ns()).
   std::int64_t retry_ns = 20'000'000;
-  std::int32_t retries_max = 6;           // in a row without anything new
-  std::int64_t lease_ns = 2'000'000'000;  // that blocks are kept for a decode engine not heard of
+  std::int32_t retries_max = 6;  // repetitions without a new block before a load fails
+  // How long the prefill engine holds blocks after the last message that reads them.
+  std::int64_t lease_ns = 2'000'000'000;
   bool operator==(const TransferTimes&) const = default;
 };
 
-// Defects that can be planted in the protocol; docs/reference/mutants.md describes them.
+// Defects that can be planted in the protocol; docs/reference/mutants.md describes them. The
+// comment of each names the check that finds it.
 enum class TransferDefect : std::uint8_t {
   none,
-  send_freed_early,
-  delivery_twice,
-  recv_failed_marked_ok,
-  completion_stale,
-  stage_read_early,
-  load_before_arrival,
+  send_freed_early,       // transfer.freed_early
+  delivery_twice,         // transfer.delivered_twice
+  recv_failed_marked_ok,  // transfer.incomplete
+  completion_stale,       // transfer.freed_early
+  stage_read_early,       // transfer.read_content, with pages
+  load_before_arrival,    // memory.divergence, with pages
 };
 template <>
 inline constexpr char kWordJoint<TransferDefect> = '-';
 
+// Events of all transfers of a run, counted at both ends. They show whether a run exercised
+// retries, duplicates and leases at all.
 struct TransferCounts {
-  std::int64_t reads = 0;
-  std::int64_t reads_again = 0;
-  std::int64_t blocks_sent = 0;
-  std::int64_t blocks_received = 0;  // each once
-  std::int64_t duplicates = 0;       // blocks that were there already
-  std::int64_t stale = 0;            // messages of completed transfers
-  std::int64_t damaged = 0;          // messages whose checksum is wrong
+  std::int64_t reads = 0;            // blocks requested for the first time
+  std::int64_t reads_again = 0;      // repeated requests
+  std::int64_t blocks_sent = 0;      // answers to reads, repeated ones included
+  std::int64_t blocks_received = 0;  // distinct blocks, per load
+  std::int64_t duplicates = 0;       // blocks of an open load received again
+  std::int64_t stale = 0;            // messages without an open load or held blocks
+  std::int64_t damaged = 0;          // packets that decode() rejects
   std::int64_t loads = 0;
-  std::int64_t loads_failed = 0;
-  std::int64_t blocks_lost = 0;  // for good
-  std::int64_t gone = 0;         // reads of released blocks
+  std::int64_t loads_failed = 0;  // loads that ended with blocks missing
+  std::int64_t blocks_lost = 0;   // blocks missing when their load failed
+  std::int64_t gone = 0;          // reads answered with `gone`
   std::int64_t releases = 0;
-  std::int64_t releases_again = 0;
+  std::int64_t releases_again = 0;  // repeated releases
   std::int64_t leases_expired = 0;
-  std::int64_t full_hits = 0;  // transfers of which nothing had to be read
+  std::int64_t full_hits = 0;  // offers whose tokens were all cached locally
   bool operator==(const TransferCounts&) const = default;
 };
 
-// One end of the network, for one of the two.
+// One endpoint's access to the network, with what both ends of the protocol configure and count.
 struct TransferLink {
   Network& network;
   Endpoint self{};
@@ -196,25 +228,28 @@ struct TransferLink {
   TransferDefect defect = TransferDefect::none;
   TransferCounts& counts;
 
+  // Sends a message to the peer.
   void say(std::int64_t now_ns, const TransferMessage& message) const {
     network.send(now_ns, {self, peer, encode(message)});
   }
-  // Time of the next repetition of a message sent `tries` times.
+  // Returns when to repeat a message that was sent `tries` times: exponential backoff, at most 16 *
+  // retry_ns, so that a short outage does not exhaust retries_max.
   std::int64_t next_try_ns(std::int64_t now_ns, std::int32_t tries) const {
     return now_ns + (times.retry_ns << (tries < 4 ? tries : 4));
   }
 };
 
-// A block that a load brings: what it is of the request, and where it is to lie.
+// A block that a load must fill: its position in the request, and its block id in the decode
+// engine.
 struct LoadPiece {
   BlockPlace place;
   BlockId block{};
 };
 
-// The bytes of a block that has been stored to the staging buffer.
+// Returns the bytes of a block that a step has stored to the staging buffer.
 using ReadBlock = std::function<Result<std::vector<std::uint8_t>>(TransferId, BlockPlace,
                                                                   const BlockTransfer& staged)>;
-// Bytes that have come for a block, each once.
+// Receives the bytes of a block that a load is missing, once per block.
 using TakeBlock =
     std::function<void(TransferId, BlockPlace, BlockId, std::span<const std::uint8_t>)>;
 

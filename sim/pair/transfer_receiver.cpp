@@ -22,6 +22,8 @@ bool StagedLoads::drop(RequestId request) {
   return std::erase_if(waiting_, [&](const Waiting& load) { return load.request == request; }) > 0;
 }
 
+// A load may take several steps: 100 blocks through a buffer of 64 take two, and the report follows
+// with the second one. The next load may use the rest of that buffer.
 void StagedLoads::report(KVConnectorOutput& report) {
   LS_CHECK(chosen_.empty(), "{} blocks of the last step were never planned", chosen_.size());
   while (!waiting_.empty()) {
@@ -48,8 +50,8 @@ void StagedLoads::plan(const DecidedStep&, StepTransfers& transfers) {
   chosen_.clear();
 }
 
-// Content of the buffer when the loads run. With a planted defect they run before the bytes arrive,
-// and read those of the previous step.
+// Returns the content of the buffer when the loads run. With a planted defect they run before the
+// bytes arrive, and read those of the previous step.
 std::vector<std::uint8_t> StagedLoads::seen_by_loads(std::size_t host,
                                                      std::vector<std::uint8_t> bytes) {
   if (defect_ != TransferDefect::load_before_arrival) return bytes;
@@ -62,13 +64,17 @@ std::vector<std::uint8_t> StagedLoads::seen_by_loads(std::size_t host,
 
 namespace {
 
-// Table entries that a load of tokens [first, last) must bring so that the next token can be
-// computed: nothing before a window, nothing where the table keeps nothing.
+// Returns the table entries that a load of tokens [first, last) must fill before the next token can
+// be computed. Entries before a window are left out, as are null blocks, which hold no tokens.
+// Example: block_size 16, window 32, tokens 0 to 99 loaded: the next token, 100, reads from 69 on,
+// so only entries 4 to 6 are loaded. vLLM clips to the last blocks instead (nixl/scheduler.py,
+// get_sw_clipped_blocks()).
 std::vector<LoadPiece> pieces_of_load(std::span<const KVCacheGroupSpec> groups,
                                       const Scheduler& scheduler, RequestId request,
                                       std::int32_t first, std::int32_t last,
                                       std::int32_t num_tokens) {
-  // The last token of a request is computed whatever was loaded.
+  // The engine computes the last token of a request even if it was loaded, so the window of that
+  // token must be complete.
   const std::int32_t next = std::min(last, num_tokens - 1);
   std::vector<LoadPiece> pieces;
   for (std::size_t g = 0; g < groups.size(); ++g) {
@@ -104,6 +110,7 @@ ExternalHit TransferReceiver::get_num_new_matched_tokens(const ExternalQuery& qu
   asked_[query.request] = query.name;
   const auto found = offers_.find(query.name);
   if (found == offers_.end()) return {};
+  // The load itself starts at the admission. It needs both counts of the last query.
   Offer& offer = found->second;
   offer.num_local_tokens = query.num_local_tokens;
   offer.num_request_tokens = query.num_tokens;
@@ -114,6 +121,8 @@ ExternalHit TransferReceiver::get_num_new_matched_tokens(const ExternalQuery& qu
 
 void TransferReceiver::update_state_after_alloc(RequestId request, std::span<const BlockId>,
                                                 std::int32_t num_external_tokens) {
+  // The engine also calls this after a load has completed. That admission has no new query: the
+  // load's blocks count as local.
   const auto asked = asked_.find(request);
   if (asked == asked_.end()) return;
   const std::string name = std::move(asked->second);
@@ -133,6 +142,7 @@ void TransferReceiver::update_state_after_alloc(RequestId request, std::span<con
   Load load{.request = request, .name = name, .num_tokens = last, .missing = {}, .there = {}};
   for (const LoadPiece& piece : pieces_of_load(
            groups_, *scheduler_, request, offer.num_local_tokens, last, offer.num_request_tokens)) {
+    // `begun` informs the backends that the block now belongs to this request, before any load.
     load.missing.insert({piece.place, piece.block});
     staged_.begin(transfer_of(load, piece.place, piece.block));
   }
@@ -143,6 +153,7 @@ void TransferReceiver::update_state_after_alloc(RequestId request, std::span<con
   read_missing(opened->first, opened->second);
 }
 
+// One message per block. The retry repeats only blocks that have not arrived.
 void TransferReceiver::read_missing(TransferId transfer, Load& load) {
   for (const auto& [place, block] : load.missing)
     link_.say(
@@ -153,6 +164,7 @@ void TransferReceiver::read_missing(TransferId transfer, Load& load) {
   load.retry_ns = link_.next_try_ns(now_ns_, load.tries++);
 }
 
+// `gone` means that the lease has expired: a load cannot continue after it.
 void TransferReceiver::take(const TransferMessage& message) {
   const auto load = loads_.find(message.transfer);
   if (message.kind == TransferMessage::Kind::released)
@@ -175,6 +187,8 @@ void TransferReceiver::take_block(const TransferMessage& message) {
     ++link_.counts.duplicates;
     if (link_.defect != TransferDefect::delivery_twice) return;
     const BlockId block = load.there.at(message.place).block.block;
+    // The planted defect applies and counts the duplicate, so the load may close with a block
+    // missing.
     take_block_(message.transfer, message.place, block, message.bytes);
   } else {
     take_block_(message.transfer, message.place, piece->second, message.bytes);
@@ -182,12 +196,14 @@ void TransferReceiver::take_block(const TransferMessage& message) {
     load.there[message.place] = {transfer_of(load, message.place, piece->second), message.bytes};
     load.missing.erase(piece);
   }
+  // Any arrival resets the count of unanswered reads: a slow network is not a dead peer.
   load.tries = 1;
   load.retry_ns = link_.next_try_ns(now_ns_, 0);
   if (--load.num_left == 0) close(found, false);
 }
 
-// Completes the load, successful or failed.
+// Ends a load on the network. A successful one is released at once, because its blocks have all
+// arrived. A failed one is released with its report, when the engine no longer counts it as open.
 void TransferReceiver::close(Loads::iterator load, bool has_failed) {
   const TransferId transfer = load->first;
   const Load over = std::move(load->second);
@@ -227,6 +243,9 @@ void TransferReceiver::withdraw(std::string_view name) {
 bool TransferReceiver::request_finished(RequestId request, std::string_view name) {
   asked_.erase(request);
   withdraw(name);
+  // A request may end while its load is open, or after the load failed or arrived but before a step
+  // loaded it. Each case needs its report in finished_recving, which frees the blocks that the
+  // engine keeps for the load.
   const auto load =
       std::ranges::find(loads_, request, [](const auto& entry) { return entry.second.request; });
   if (load != loads_.end()) {
@@ -253,6 +272,7 @@ void TransferReceiver::say_release(TransferId transfer, Release& release) {
 
 void TransferReceiver::at(std::int64_t now_ns) {
   now_ns_ = now_ns;
+  // close() erases its load, so the iterator advances first.
   for (auto load = loads_.begin(); load != loads_.end();) {
     const auto next = std::next(load);
     if (load->second.retry_ns <= now_ns) {
@@ -264,7 +284,7 @@ void TransferReceiver::at(std::int64_t now_ns) {
     load = next;
   }
   std::erase_if(releases_, [&](const auto& entry) {
-    const Release& release = entry.second;  // the lease ends it
+    const Release& release = entry.second;  // the peer's lease ends it
     return release.retry_ns <= now_ns && release.tries > link_.times.retries_max;
   });
   for (auto& [transfer, release] : releases_) {
@@ -290,6 +310,8 @@ void TransferReceiver::report(KVConnectorOutput& report) {
     if (const auto transfer = given_up_.extract(request)) release(transfer.mapped());
 }
 
+// Holds the blocks of a prefilled request until their release. Requests that no decode engine
+// reads, such as aborted ones, free their blocks at once.
 bool TransferSender::request_finished(RequestId request, std::string_view name) {
   const auto expected = expected_.find(name);
   if (expected == expected_.end()) return false;
@@ -310,7 +332,7 @@ bool TransferSender::request_finished(RequestId request, std::string_view name) 
   return true;
 }
 
-// A planted defect takes any attempt of the request for this one.
+// Finds the held blocks of a transfer. A planted defect accepts any attempt of the request.
 std::map<TransferId, TransferSender::Held>::iterator TransferSender::find(TransferId transfer) {
   const auto exact = held_.find(transfer);
   if (exact != held_.end() || link_.defect != TransferDefect::completion_stale) return exact;
@@ -327,6 +349,9 @@ void TransferSender::take(const TransferMessage& message) {
     ++link_.counts.stale;  // not a message to a prefill engine
 }
 
+// Queues a requested block for the next step. A receiver only reads entries that its request needs,
+// and the sender holds all of these, so a read of a null block is an error of the protocol. A
+// repeated read of a queued block is dropped: one answer serves both.
 void TransferSender::answer_read(const TransferMessage& message) {
   const Asked asked{message.transfer, message.place};
   const auto found = held_.find(message.transfer);
@@ -350,6 +375,8 @@ void TransferSender::say_gone(const Asked& asked) {
                       .bytes = {}});
 }
 
+// Blocks may be released between the request and this step. They are answered with `gone`, because
+// a new owner may already have written them.
 void TransferSender::plan(const DecidedStep&, StepTransfers& transfers) {
   LS_CHECK(staged_.empty(), "{} blocks of the last step were never taken", staged_.size());
   std::size_t num_taken = 0;
@@ -373,6 +400,7 @@ void TransferSender::plan(const DecidedStep&, StepTransfers& transfers) {
     transfers.stores.push_back(store);
   }
   asked_.erase(asked_.begin(), asked_.begin() + static_cast<std::ptrdiff_t>(num_taken));
+  // A running total, as StepTransfers requires.
   transfers.num_frees_delayed = num_frees_delayed_;
 }
 
@@ -390,6 +418,8 @@ Result<void> TransferSender::take_staged(std::int64_t end_ns) {
   return {};
 }
 
+// Sends a block. The planted defect frees the request's blocks with the last entry of a table,
+// although no read has confirmed them.
 void TransferSender::say_block(const TransferMessage& message) {
   ++link_.counts.blocks_sent;
   link_.say(now_ns_, message);
@@ -402,6 +432,8 @@ void TransferSender::say_block(const TransferMessage& message) {
   sent_.emplace_back(message.transfer, held.request);
 }
 
+// Answers every release, also of unknown transfers: the first answer may be lost, and the receiver
+// repeats the message until one arrives.
 void TransferSender::release(const TransferMessage& message) {
   const auto found = find(message.transfer);
   if (found != held_.end()) {
@@ -418,6 +450,7 @@ void TransferSender::release(const TransferMessage& message) {
 
 void TransferSender::at(std::int64_t now_ns) {
   now_ns_ = now_ns;
+  // Blocks leave before leases expire, so that a block staged in time is sent.
   std::erase_if(leaving_, [&](const Outgoing& leaving) {
     if (leaving.at_ns > now_ns) return false;
     say_block(leaving.message);

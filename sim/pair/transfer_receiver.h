@@ -1,22 +1,25 @@
-// The decode engine's KV connector: blocks that a prefill engine has computed are an external hit,
-// are read one by one into the request's blocks, and then released. Source of the behaviour:
-// vllm/distributed/kv_transfer/kv_connector/v1/nixl/scheduler.py and worker.py; there a load is one
-// read of remote memory, here it is one message each way per block.
+// The decode engine's KV connector. Blocks that a prefill engine has computed are an external hit:
+// the connector reads them one by one into the request's blocks, and then releases them. Source of
+// the behaviour: vLLM 0.22.1, vllm/distributed/kv_transfer/kv_connector/v1/nixl/scheduler.py and
+// worker.py. There a load is one read of remote memory; here it is one message each way per block.
 //
 // Invariants
-// (1) An offer is used once: by the first admission of its request. A preempted request recomputes
-//     what it lost.
+// (1) An offer is used once, by the first admission of its request: vLLM clears do_remote_prefill
+//     in update_state_after_alloc(). A preempted request recomputes what it lost.
 // (2) A block is applied once, and only while its load is open. Duplicates, and answers to
 //     completed attempts, change nothing.
-// (3) Every load is reported in finished_recving, once: when all its blocks have arrived and a step
-//     has loaded them (staged_loads.h); when `retries_max` reads in a row brought nothing, or the
-//     peer no longer holds the blocks, with the missing blocks in invalid_block_ids; or when its
-//     request has ended.
+// (3) Every load is reported in finished_recving once, in one of three cases. All its blocks have
+//     arrived and a step has loaded them (StagedLoads). Or it has failed, because `retries_max`
+//     reads in a row brought nothing or because the peer no longer holds the blocks: the missing
+//     blocks are in invalid_block_ids. Or its request has ended.
 // (4) Only an engine with one group that keeps all blocks (full attention, MLA) can recompute lost
 //     blocks. For others nothing is reported invalid: take_failed() names the request, and the
-//     caller removes it from the engine before it runs.
+//     caller removes it from the engine before it runs. vLLM 0.22.1 reports such a load as received
+//     without invalid blocks (worker.py, _handle_failed_transfer()); the defect
+//     recv-failed-marked-ok does the same.
 // (5) Every offer ends in `release`, repeated until answered or `retries_max` times: when all
-//     blocks have arrived, nothing needs to be loaded, or with the report that a load has ended.
+//     blocks have arrived, when nothing needs to be loaded, or with the report that a load has
+//     ended.
 #pragma once
 
 #include <cstdint>
@@ -45,27 +48,34 @@ namespace lockstep {
 // (2) Loads are served in the order in which they completed on the network, the blocks of each by
 //     position. A load completes in the step that loads its last block, and is reported with it.
 // (3) After its request has ended, no block of a load is loaded.
+// (4) A load without any arrived block also waits its turn, and completes without a copy.
+//
+// Not checked: whether the buffer's bytes are right (TransferLedger, TransferStep).
 
+// One block received from the network, with its bytes.
 struct ArrivedBlock {
-  BlockTransfer block;  // its place in the buffer is chosen by the step that loads it
+  BlockTransfer block;  // plan() sets `host`, its position in the buffer
   std::vector<std::uint8_t> bytes;
 };
 
 class StagedLoads final : public TransferPlanner {
  public:
-  // REQUIRES: room for a block.
+  // `capacity`: blocks in the buffer. REQUIRES: at least 1.
   StagedLoads(std::int64_t capacity, TransferDefect defect);
 
-  // A request was given the block for a load, in the step being decided.
+  // Records that the step being decided allocated this block to a load.
   void begin(const BlockTransfer& block) { begun_.push_back(block); }
-  // The load has ended on the network with these blocks. `invalid` never came.
+  // Queues the blocks of a load that has ended on the network. `invalid` lists its blocks that
+  // never arrived; the report names them together with the request.
   void add(RequestId request, std::vector<ArrivedBlock> blocks, std::vector<BlockId> invalid);
-  // The request has ended. False: no block of it was waiting here.
+  // Discards the queued blocks of a request that has ended. Returns false if it has none.
   bool drop(RequestId request);
   bool is_empty() const { return waiting_.empty(); }
 
-  // Chooses the loads of the step just decided; appends the loads that complete with it.
+  // Chooses the loads of the step just decided, and appends the loads that complete with it.
+  // REQUIRES: plan() has run since the last call.
   void report(KVConnectorOutput& report);
+  // Appends the chosen loads to the step: block i of the step uses position i of the buffer.
   void plan(const DecidedStep& step, StepTransfers& transfers) override;
 
  private:
@@ -73,19 +83,21 @@ class StagedLoads final : public TransferPlanner {
     RequestId request{};
     std::vector<ArrivedBlock> blocks;
     std::vector<BlockId> invalid;
-    std::size_t num_loaded = 0;
+    std::size_t num_loaded = 0;  // blocks already chosen for a step
   };
   std::vector<std::uint8_t> seen_by_loads(std::size_t host, std::vector<std::uint8_t> bytes);
 
   const std::size_t capacity_;
   const TransferDefect defect_;
-  std::vector<BlockTransfer> begun_;  // since the last plan
+  std::vector<BlockTransfer> begun_;  // since the last plan()
   std::deque<Waiting> waiting_;
-  std::vector<ArrivedBlock> chosen_;                // for the step that was decided
-  std::vector<std::vector<std::uint8_t>> written_;  // of a planted defect: last, by place
+  std::vector<ArrivedBlock> chosen_;                // for the step just decided
+  std::vector<std::vector<std::uint8_t>> written_;  // for a planted defect: previous contents
 };
 
-// Rule (4).
+// Returns true if an engine with these groups can recompute lost blocks: rule (4). With several
+// groups a request cannot continue at the first lost block, since a window may no longer hold the
+// tokens before it.
 bool can_compute_lost_blocks(std::span<const KVCacheGroupSpec> groups);
 
 class TransferReceiver final : public KVConnector {
@@ -101,44 +113,55 @@ class TransferReceiver final : public KVConnector {
   // REQUIRES: before the first request is admitted.
   void attach(const Scheduler& scheduler) { scheduler_ = &scheduler; }
 
-  // The first `num_tokens` of the request can be read.
+  // Announces that the first `num_tokens` tokens of the request can be read. A newer offer replaces
+  // an unused one of the same request.
   void offer(const std::string& name, TransferId transfer, std::int32_t num_tokens) {
     offers_[name] = {transfer, num_tokens, 0, 0};
   }
-  // The request did not enter the engine.
+  // Releases an unused offer: the request did not enter the engine, or ended before its admission.
   void withdraw(std::string_view name);
 
+  // Returns the offered tokens after those that the engine has cached itself, as an asynchronous
+  // load. May be called several times before the admission; the last call counts.
   ExternalHit get_num_new_matched_tokens(const ExternalQuery& query) override;
+  // Opens the load of an admitted request and sends its first reads. With no external tokens, every
+  // offered token is cached locally and the offer is released.
   void update_state_after_alloc(RequestId request, std::span<const BlockId> blocks,
                                 std::int32_t num_external_tokens) override;
+  // Ends an open load of the request. Always returns false, since a decode engine sends no blocks.
   bool request_finished(RequestId request, std::string_view name) override;
 
-  // Advances the time: repeats unanswered messages.
+  // Advances the time and repeats unanswered messages.
   void at(std::int64_t now_ns);
+  // Processes a message. Messages of completed transfers only count as stale.
   void take(const TransferMessage& message);
+  // Returns when at() must be called next; absent: no message waits for an answer.
   std::optional<std::int64_t> next_timer_ns() const;
 
+  // Returns true if the next step would report something, or if a failed request must be removed.
   bool has_news() const { return !received_.empty() || !failed_.empty() || !staged_.is_empty(); }
+  // Appends the loads that complete with the step just decided, and releases the failed ones.
   void report(KVConnectorOutput& report);
+  // Returns, once, the requests whose load failed and which the engine cannot recompute.
   std::vector<std::string> take_failed() { return std::exchange(failed_, {}); }
-  // What the steps load.
+  // Returns the planner of the steps' loads.
   TransferPlanner& transfers() { return staged_; }
 
  private:
   struct Offer {
     TransferId transfer;
     std::int32_t num_tokens = 0;
-    std::int32_t num_local_tokens = 0;  // when last asked
-    std::int32_t num_request_tokens = 0;
+    std::int32_t num_local_tokens = 0;    // cached by the engine, at the last query
+    std::int32_t num_request_tokens = 0;  // of the whole request, at the last query
   };
   struct Load {
     RequestId request{};
     std::string name;
-    std::int64_t num_tokens = 0;  // of the request, up to which blocks are filled
-    std::map<BlockPlace, BlockId> missing;
-    std::map<BlockPlace, ArrivedBlock> there;
-    std::int64_t num_left = 0;  // blocks to come
-    std::int32_t tries = 0;     // since the last one came
+    std::int64_t num_tokens = 0;  // tokens of the request that its blocks hold after the load
+    std::map<BlockPlace, BlockId> missing;     // blocks that have not arrived
+    std::map<BlockPlace, ArrivedBlock> there;  // blocks that have
+    std::int64_t num_left = 0;  // equals missing.size(), except with a planted defect
+    std::int32_t tries = 0;     // rounds of reads without an arrival; 1 after an arrival
     std::int64_t retry_ns = 0;
   };
   struct Release {
@@ -147,11 +170,16 @@ class TransferReceiver final : public KVConnector {
   };
   using Loads = std::map<TransferId, Load>;
 
+  // Requests all missing blocks of the load, again if needed, and sets its timer.
   void read_missing(TransferId transfer, Load& load);
   static BlockTransfer transfer_of(const Load& load, BlockPlace place, BlockId block);
+  // Applies a block to its open load, and closes the load with its last block.
   void take_block(const TransferMessage& message);
+  // Queues the arrived blocks for the steps.
   void stage(const Load& load, std::vector<BlockId> invalid);
+  // Ends a load on the network.
   void close(Loads::iterator load, bool has_failed);
+  // Starts the release of a transfer; say_release() also repeats it.
   void release(TransferId transfer);
   void say_release(TransferId transfer, Release& release);
 
@@ -161,14 +189,14 @@ class TransferReceiver final : public KVConnector {
   StagedLoads staged_;
   const Scheduler* scheduler_ = nullptr;
   std::int64_t now_ns_ = 0;
-  std::map<std::string, Offer, std::less<>> offers_;
-  std::map<RequestId, std::string> asked_;
-  Loads loads_;
-  std::map<TransferId, Release> releases_;
-  std::vector<RequestId> received_;           // with nothing left to load
-  std::map<RequestId, TransferId> given_up_;  // released once the load is reported
-  std::vector<std::string> failed_;
-  std::set<RequestId> cancelled_;  // of `failed_`: not reported yet
+  std::map<std::string, Offer, std::less<>> offers_;  // unused, by request name
+  std::map<RequestId, std::string> asked_;            // queried, not yet admitted
+  Loads loads_;                                       // open on the network
+  std::map<TransferId, Release> releases_;            // unanswered
+  std::vector<RequestId> received_;                   // to report, with no blocks to load
+  std::map<RequestId, TransferId> given_up_;          // failed or ended; released with the report
+  std::vector<std::string> failed_;                   // for take_failed()
+  std::set<RequestId> cancelled_;                     // failed requests not reported yet
 };
 
 // The prefill engine's KV connector: holds the blocks of a computed prompt until the decode engine
@@ -199,58 +227,73 @@ class TransferSender final : public KVConnector, public TransferPlanner {
   KVConnectorTraits traits() const override {
     return {.is_kv_consumer = false, .requires_kv_delivery = true};
   }
-  // It has the block tables that are sent. REQUIRES: before the first request finishes.
+  // Sets the scheduler whose block tables are sent. REQUIRES: before the first request finishes.
   void attach(const Scheduler& scheduler) { scheduler_ = &scheduler; }
 
-  // The request is prefilled for this transfer, or not for any after all.
+  // Marks a request as prefilled for this transfer, so that its end holds its blocks.
   void expect(const std::string& name, TransferId transfer) { expected_[name] = transfer; }
+  // Removes that mark: the request was aborted or refused, and its end frees its blocks.
   void forget(const std::string& name) { expected_.erase(name); }
 
+  // A prefill engine loads nothing.
   ExternalHit get_num_new_matched_tokens(const ExternalQuery&) override { return {}; }
+  // Holds the blocks of an expected request; returns true if it does. The tables are copied now,
+  // since the engine drops them with the request.
   bool request_finished(RequestId request, std::string_view name) override;
 
+  // Chooses the blocks that the decided step stores: at most staging_blocks of the requested ones.
+  // REQUIRES: take_staged() has taken those of the previous step.
   void plan(const DecidedStep& step, StepTransfers& transfers) override;
-  // The planned step has completed at `end_ns`: sends what it staged.
+  // Reads the blocks that the planned step has stored, and schedules their messages for `end_ns`,
+  // the end of that step. Errors: a backend that cannot read its host blocks.
   Result<void> take_staged(std::int64_t end_ns);
 
-  // Time passes: leases may end.
+  // Advances the time: sends what is due and frees transfers whose lease has expired.
   void at(std::int64_t now_ns);
+  // Processes a message. A read only queues its block for the next step.
   void take(const TransferMessage& message);
+  // Returns when at() must be called next; absent: no lease and no outgoing block.
   std::optional<std::int64_t> next_timer_ns() const;
 
-  // What is to be reported with the next step.
+  // Returns true if the engine needs a step to report freed blocks or to store requested ones.
   bool has_news() const { return !sent_.empty() || !asked_.empty(); }
+  // Appends the requests whose blocks are no longer needed, in finished_sending.
   void report(KVConnectorOutput& report);
-  // Those whose blocks `report` gave back since the last call.
+  // Returns the transfers whose blocks report() has freed since the last call.
   std::vector<TransferId> take_freed() { return std::exchange(freed_, {}); }
 
  private:
   struct Held {
     RequestId request{};
-    std::int64_t num_tokens = 0;               // that were computed
+    std::int64_t num_tokens = 0;               // computed tokens in the blocks
     std::vector<std::vector<BlockId>> tables;  // per group
-    std::int64_t expires_ns = 0;
-    bool is_free = false;  // only with a planted defect: released and still read
+    std::int64_t expires_ns = 0;               // end of the lease, extended by each read
+    bool is_free = false;                      // only with a planted defect: freed, but still read
   };
+  // A block that a message has requested.
   struct Asked {
     TransferId transfer;
     BlockPlace place;
     bool operator==(const Asked&) const = default;
   };
+  // A block in the buffer of the step in progress.
   struct Staged {
     Asked what;
     BlockTransfer store;
-    // Of a planted defect: what lay in the buffer before the step.
+    // For a planted defect: content of the buffer before the step.
     std::optional<Result<std::vector<std::uint8_t>>> read_early;
   };
+  // A message that leaves when its step has ended.
   struct Outgoing {
     std::int64_t at_ns = 0;
     TransferMessage message;
   };
   std::map<TransferId, Held>::iterator find(TransferId transfer);
+  // Queues the requested block once, and extends the lease of its transfer.
   void answer_read(const TransferMessage& message);
   void say_gone(const Asked& asked);
   void say_block(const TransferMessage& message);
+  // Frees the blocks of a transfer and confirms it, also if they were free already.
   void release(const TransferMessage& message);
 
   const TransferLink link_;
@@ -259,14 +302,14 @@ class TransferSender final : public KVConnector, public TransferPlanner {
   const ReadBlock read_block_;
   const Scheduler* scheduler_ = nullptr;
   std::int64_t now_ns_ = 0;
-  std::map<std::string, TransferId, std::less<>> expected_;
-  std::map<TransferId, Held> held_;
-  std::vector<Asked> asked_;    // and in no buffer yet
-  std::vector<Staged> staged_;  // by the step in progress
+  std::map<std::string, TransferId, std::less<>> expected_;  // by request name
+  std::map<TransferId, Held> held_;                          // blocks not released yet
+  std::vector<Asked> asked_;                                 // requested, not in the buffer yet
+  std::vector<Staged> staged_;                               // stored by the step in progress
   std::vector<Outgoing> leaving_;
-  std::int64_t num_frees_delayed_ = 0;
-  std::vector<std::pair<TransferId, RequestId>> sent_;
-  std::vector<TransferId> freed_;
+  std::int64_t num_frees_delayed_ = 0;  // requests whose blocks were held, since the start
+  std::vector<std::pair<TransferId, RequestId>> sent_;  // to report as finished_sending
+  std::vector<TransferId> freed_;                       // reported, for take_freed()
 };
 
 }  // namespace lockstep
