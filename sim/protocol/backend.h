@@ -209,17 +209,18 @@
 
 namespace lockstep {
 
-class EngineWorker;  // sim/protocol/backend.h
+class EngineWorker;  // below
 
 struct BackendConfig {
   KVCacheConfig plan;  // of the whole model
   CacheLayout layout = CacheLayout::NHD;
   AttentionBackend attention_backend = AttentionBackend::flash_attn;
   LayoutRule layout_rule = LayoutRule::isolated;
-  // tokens, per group; divides the group's block_size
+  // Tokens, per group; divides the group's block_size.
   std::vector<std::int64_t> kernel_block_sizes;
-  // Tokens, by layer: those of compressed rows whose kernels take a part of their group's blocks,
-  // by a table of their own. Overlaid layouts alone.
+  // Tokens, by layer: kernel block size of layers of compressed rows that have their own block
+  // table, because their kernels take only a part of their group's blocks. Only with overlaid
+  // layouts.
   std::map<std::string, std::int64_t> mapped_kernel_blocks;
   std::int32_t num_rows = 0;                     // rows of the block tables: max_num_seqs
   std::vector<std::int32_t> max_blocks_per_row;  // manager blocks, per group
@@ -229,23 +230,23 @@ struct BackendConfig {
   ParallelRank parallel;            // ... and by heads and layers
   CheckMode check = CheckMode::fast;
   std::uint64_t seed = 0;
-  // OS threads of the run: of a backend on the CPU, in mode fast, and of expectations. Results do
-  // not depend on it.
+  // OS threads of the run: of a CPU backend in mode fast, and of expectations. Results do not
+  // depend on it.
   std::int32_t num_threads = 1;
-  // Streams that a step's operations are spread over; each is ordered after those that it depends
-  // on, and after no other.
+  // Streams over which a step's operations are spread. Each operation is ordered only after those
+  // that it depends on.
   std::int32_t num_streams = 1;
-  // On the CPU: operations run as late as their stream and events allow, in an order drawn from the
-  // seed. Mode hunt does so too.
+  // On the CPU: operations run as late as their stream and events allow, in an order that the seed
+  // determines. Mode hunt always does this.
   bool delay_streams = false;
-  std::int64_t num_host_blocks = 0;  // of the host tier, rule (12); 0: there is none
+  std::int64_t num_host_blocks = 0;  // of the host tier, rule (12); 0: no host tier
   // Captures parts of steps of up to this many tokens once per size that vLLM captures, and replays
   // them with the batch padded to that size; 0: issues every launch.
   std::int32_t max_cudagraph_capture_size = 0;
-  // real: rows are written and attended to by the kernels of an engine, rule (13).
+  // real: an engine's kernels write the rows and attend to them, rule (13).
   Numbers numbers = Numbers::words;
   DrafterConfig drafter;  // of the plan's draft_modules, rule (24)
-  std::string mutant;     // a planted defect to switch on; empty: none
+  std::string mutant;     // name of a planted defect; empty: none
 };
 
 // The page of one block in one tensor of the plan.
@@ -267,7 +268,7 @@ struct MemoryReport {
   std::string kind;  // "out of bounds", "race", "uninitialised read", ...
   std::string kernel;
   std::string message;         // one line with launch, cta, thread and the other access
-  std::optional<PageId> page;  // where it lies in the cache, if it does
+  std::optional<PageId> page;  // page of the cache; absent: the address is elsewhere
   std::int64_t byte_in_page = 0;
   // Lines as compute-sanitizer prints them; may be null or return an empty text. Called only to
   // print: it reads debug information.
@@ -297,7 +298,7 @@ struct Writer {
   std::string thread;  // "cta 3 thread 17"
 };
 
-// What the launches of one kernel came to, from the backend's creation on.
+// Totals over all launches of one kernel, since the backend's creation.
 struct KernelStatistics {
   std::string kernel;
   std::int64_t launches = 0;
@@ -309,11 +310,11 @@ struct KernelStatistics {
   bool operator==(const KernelStatistics&) const = default;
 };
 
-// The outcome for the parts of steps that could be captured.
+// Counts of captured graphs, over the parts of steps that can be captured.
 struct GraphStatistics {
   std::int64_t captured = 0;  // graphs
-  std::int64_t replayed = 0;  // times that one of them ran in place of its launches
-  std::int64_t dropped = 0;   // graphs that held addresses of memory that was moved
+  std::int64_t replayed = 0;  // runs of a graph in place of its launches
+  std::int64_t dropped = 0;   // graphs invalidated because their memory has moved
   bool operator==(const GraphStatistics&) const = default;
 };
 
@@ -321,7 +322,7 @@ class Backend {
  public:
   virtual ~Backend() = default;
   virtual std::string_view name() const = 0;  // "simt", "cuda"
-  // for a person: "CPU executor, check mode" or the GPU's name
+  // Name for a person: "CPU executor, check mode", or the GPU's name.
   virtual std::string device() const = 0;
 
   // Executes `program` and fills `readback` (whose vectors are reused from step to step). An Error
@@ -335,6 +336,8 @@ class Backend {
   // The bytes of one page, padding included.
   virtual Result<std::vector<std::uint8_t>> read_page(PageId page) = 0;
 
+  // Returns the last writer of a byte. Absent: this backend does not record writers, or no kernel
+  // has written the byte.
   virtual std::optional<Writer> who_wrote(PageId page, std::int64_t byte) = 0;
 
   // The host tier. fingerprints[i] = rule (3) of all bytes of hosts[i]; read, write: the bytes
@@ -352,17 +355,20 @@ class Backend {
     return fail("this backend has no host tier");
   }
 
-  // By name of the kernel; empty where nothing is counted (a GPU, a backend of loops).
+  // Statistics, ordered by kernel name. Empty if the backend counts nothing (a GPU, a backend of
+  // plain loops).
   virtual std::vector<KernelStatistics> kernel_statistics() const { return {}; }
   virtual GraphStatistics graph_statistics() const { return {}; }
-  // False: programs must have no queries.
+  // Returns false if programs must not contain queries.
   virtual bool answers_queries() const { return true; }
-  // False: attention takes the tokens of a request's step together, as kernels for prefill chunks
-  // do, and a query reads every position that the layer's kind lets it see.
+  // Returns false if attention processes the tokens of a request's step together, as kernels for
+  // prefill chunks do. A query then reads every position that the layer's kind permits.
   virtual bool attends_to_ranges() const { return true; }
-  // Of the elements of queries. Narrower than fp32: weights and outputs are rounded to it too.
+  // Type of the elements of queries. If it is narrower than fp32, weights and outputs are also
+  // rounded to it.
   virtual DType query_dtype() const { return DType::fp32; }
-  // Not null: the worker of an engine, which receives what the engine sends to its worker.
+  // Returns the engine's worker, which receives what an engine sends to its worker; null if the
+  // backend is not one.
   virtual EngineWorker* engine_worker() { return nullptr; }
   // What this backend cannot check, one line each.
   virtual std::vector<std::string> not_checked() const { return {}; }
@@ -380,17 +386,19 @@ class EngineWorker {
   virtual ~EngineWorker() = default;
   // Errors: options that the engine's worker does not take.
   virtual Result<void> begin(const EngineConfig& engine) = 0;
-  // False: its memory is not laid out as the plan says, and no page of it can be looked at. The
-  // next execute() reports where.
+  // Returns false if the worker's memory does not have the plan's layout, so that no page can be
+  // read. The next execute() reports the first difference.
   virtual bool views_hold() const = 0;
+  // Announces a request.
   virtual void add_request(RequestId id, const RequestSpec& spec) = 0;
-  // Valid during the step.
+  // Receives the decision of the next execute(). The reference is valid during the step.
   virtual void decided(const SchedulerOutput& decision) = 0;
+  // Receives the tokens that a step sampled for a request, accepted drafts included.
   virtual void sampled(RequestId id, std::span<const std::int32_t> tokens) = 0;
-  // Lockstep's own code in the worker's process raised, and execute() returned its error; else
-  // null.
+  // Returns the failure if Lockstep's own code in the worker's process raised, and execute()
+  // returned its error; else null.
   virtual const EngineFailure* harness_failure() const = 0;
-  // The engine has dropped what was sampled behind the request's first `num_tokens` tokens.
+  // The engine has dropped the tokens sampled after the request's first `num_tokens` tokens.
   virtual void dropped(RequestId id, std::int64_t num_tokens) = 0;
 };
 

@@ -1,8 +1,11 @@
-// A step, written down: what the simulator has decided, in ids, counts and contents, for a backend
-// to execute. The rules that its parts name are those of sim/protocol/backend.h.
+// One step, written down for a backend to execute: what the simulator has decided, in ids, counts
+// and contents. The rules that its parts name are those of sim/protocol/backend.h.
 //
-// 1. No address is in it, and nothing that says where in a page anything lies.
-// 2. Its parts run in the order of the members of StepProgram.
+// Invariants
+// (1) A program contains no address and no offset inside a page. The backend derives both.
+// (2) Its parts run in the order of the members of StepProgram.
+// (3) Ranges of a part ([begin, begin + count) and the like) index an array of the same program.
+//
 // Not checked here: whether each block belongs to its request (the builder of the program does).
 #pragma once
 
@@ -13,8 +16,8 @@
 
 namespace lockstep {
 
-// Why a byte is unwritten: never allocated, allocated again, outside of every page (guard zones),
-// allocated and to be zeroed in the same step.
+// Reason why a byte is unwritten: never allocated, allocated again, outside of every page (guard
+// zones), allocated and to be zeroed in the same step. The values enter the pattern of rule (6).
 enum class Poison : std::uint8_t { fresh = 0, freed = 1, padding = 2, zeroed = 3 };
 
 // Sets entries [first, first + count) of a row's block table to block_ids[begin ..) and its length
@@ -27,7 +30,7 @@ struct TableUpdate {
   std::uint32_t count = 0;
 };
 
-// One entry of a row's block table becomes another block: a retired window block the null block.
+// Replaces one entry of a row's block table: a retired window block becomes the null block.
 struct TableEdit {
   std::int32_t row = 0;
   std::int32_t group = 0;
@@ -36,25 +39,27 @@ struct TableEdit {
 };
 
 // The scheduled tokens of one request: positions [first_position, first_position + num_tokens),
-// whose contents are contents[first_token ..).
+// whose contents are contents[first_token ..). num_tokens is at least 1.
 struct RowSlice {
   std::int32_t row = 0;
   std::int32_t first_position = 0;
   std::int32_t num_tokens = 0;
   std::int32_t first_token = 0;
   // Rule (18): position at which the request was admitted after a hit whose last window is computed
-  // again; 0: none.
+  // again; 0: none, as position 0 is never a hit.
   std::int32_t replay_start = 0;
 };
 
-// Rule (21): what the encoder of a row's request has computed for this step: rows 0 to num_rows,
-// whose contents are encoder_contents[first_row ..).
+// Rule (21): rows that the encoder of a row's request has computed for this step: rows 0 to
+// num_rows - 1, whose contents are encoder_contents[first_row ..).
 struct EncoderSlice {
   std::int32_t row = 0;
   std::int32_t num_rows = 0;
   std::int32_t first_row = 0;
 };
 
+// Copies the state of a request from one block to another, mode align: from the hit block, or from
+// the previous block.
 struct BlockCopy {
   std::int32_t group = 0;
   BlockId source{};
@@ -69,23 +74,24 @@ struct PartCopy {
   std::int32_t group = 0;
   BlockId source{};
   BlockId target{};
-  std::int32_t num_rows = 0;  // that the hit covers; what is copied behind them is overwritten
+  std::int32_t num_rows = 0;  // rows that the hit covers; the step overwrites those after them
 };
 
+// A block as one group uses it. The group decides which bytes of the block are zeroed.
 struct GroupBlock {
   std::int32_t group = 0;
   BlockId block{};
 };
 
-// A group's block and its place in the host tier; loads go to the block, stores to the host.
+// A group's block and its host block: a load copies from the host block, a store to it.
 struct HostTransfer {
   std::int32_t group = 0;
   BlockId block{};
   HostBlockId host{};
 };
 
-// Rule (25): rows [first_row, first_row + num_rows) of a resident block, of which those that the
-// step has written are copied to the same rows of a host block.
+// Rule (25): of rows [first_row, first_row + num_rows) of a resident block, those that the step has
+// written are copied to the same rows of a host block.
 struct HostMirror {
   std::int32_t group = 0;
   BlockId block{};
@@ -94,7 +100,7 @@ struct HostMirror {
   std::int32_t num_rows = 0;
 };
 
-// Rule (25): positions of a row's request that are read and not on a resident page:
+// Rule (25): positions that a row's request reads and that are not on a resident page:
 // hot_positions[first ..), distinct.
 struct HotRead {
   std::int32_t row = 0;
@@ -102,15 +108,17 @@ struct HotRead {
   std::int32_t num_positions = 0;
 };
 
+// Rule (8): poisons all bytes that belong to the block.
 struct PoisonBlock {
   BlockId block{};
   Poison kind{};
 };
 
-// Advances the states of a row's request in one group: reads the state after `first_position`
-// tokens from `source` (absent: the zero state) and leaves the state after first_position +
-// num_tokens in `target`. Updates of one row and group follow each other in one pass over the
-// tokens: mode `all`, a checkpoint, drafts.
+// Advances the recurrent states of a row's request in one group. Reads the state after
+// `first_position` tokens from `source` and leaves the state after first_position + num_tokens in
+// `target`. Several updates of one row and group run back to back, in one pass over the tokens:
+// mode `all`, a checkpoint, drafts. Example: 40 tokens in mode `all` with block_size 16 are updates
+// of 16, 16 and 8 tokens, each with the previous target as its source.
 struct StateUpdate {
   std::int32_t row = 0;
   std::int32_t group = 0;
@@ -119,45 +127,48 @@ struct StateUpdate {
   std::int32_t first_position = 0;
   std::int32_t num_tokens = 0;
   std::int32_t first_token = 0;
-  // Rule (15): as in BlockCopy. The updates of num_drafts drafts follow, one each.
+  // Rule (15): as in BlockCopy. If num_drafts is not 0, that many updates of one draft each follow.
   BlockId conv_source{};
   std::int32_t conv_offset = 0;
   std::int32_t num_drafts = 0;
   bool is_draft = false;
-  // Rule (16): the target keeps the state on its way through a chunk.
+  // Rule (16): the target receives a state from the middle of a chunk.
   bool is_checkpoint = false;
 };
 
-// Digest of everything read through the block table of `row` for `layer`: rule (4).
+// Rule (4): requests the digest of all positions [first, last) that `layer` reads through the block
+// table of `row`.
 struct AttentionProbe {
   std::int32_t row = 0;
   std::int32_t layer = 0;
-  std::int32_t first = 0;  // positions [first, last)
+  std::int32_t first = 0;
   std::int32_t last = 0;
 };
 
-// Rule (5), for all query heads of one query token with content `content`.
+// Rule (5): requests the outputs of all query heads for one query token. Its queries are made from
+// `content`; it attends to positions [first, last).
 struct AttentionQuery {
   std::int32_t row = 0;
   std::int32_t layer = 0;
   std::int32_t first = 0;
   std::int32_t last = 0;
   std::uint64_t content = 0;
-  std::int32_t gap_first = 0;  // rule (23): none where both are equal
+  std::int32_t gap_first = 0;  // rule (23): [gap_first, gap_last) is not read
   std::int32_t gap_last = 0;
 };
 
-// The rows of a request's first num_tokens tokens in a layer, read through that layer's group into
-// contiguous memory: how an engine hands the hidden states of a finished request to a trainer.
+// Rule (11): reads the rows of a request's first num_tokens tokens in a layer, through that layer's
+// group, into contiguous memory. An engine passes the hidden states of a finished request to a
+// trainer in this way.
 struct RowExtraction {
   std::int32_t row = 0;
   std::int32_t layer = 0;
   std::int32_t num_tokens = 0;
 };
 
-// Rule (24). A request's part in the passes of a drafter. The first pass has positions
-// [first_position, first_position + num_tokens), of which the last num_rejected hold drafts that
-// were rejected. Contents of its passes follow each other in draft_contents, from first_content on.
+// Rule (24): a request's part in the passes of a draft model. The first pass has positions
+// [first_position, first_position + num_tokens); the last num_rejected of them hold rejected
+// drafts. The contents of all passes are draft_contents[first_content ..), pass by pass.
 struct DraftRow {
   std::int32_t row = 0;
   std::int32_t first_position = 0;
@@ -166,37 +177,38 @@ struct DraftRow {
   std::int32_t first_content = 0;
 };
 
-// What data parallel ranks have agreed to run in a step.
+// The batch size on which the data parallel ranks have agreed for a step.
 struct AgreedBatch {
-  std::int32_t num_tokens = 0;  // of this rank; 0: there is one engine
-  // One of them has no graph for its tokens, so none replays one.
+  std::int32_t num_tokens = 0;  // of this rank, padding included; 0: there is one engine
+  // True if a rank has no graph for its tokens, so no rank replays one.
   bool is_eager = false;
 };
 
-// One step, in the order in which its parts run.
+// One step. The order of the members is the order of execution, rule (9).
 struct StepProgram {
   std::int64_t step = 0;
   // States that the previous step's drafts carried past the end of a block, copied into that block:
-  // the sampled tokens decide which. First of all operations, since the blocks may be allocated
-  // again in this step.
+  // the sampled tokens decide which. They run before all other operations, since this step may
+  // allocate the blocks again.
   std::vector<BlockCopy> settled;
-  std::vector<std::int32_t> clear_rows;  // finished requests: their rows have length 0
-  // blocks whose content is dead or that are newly allocated
+  std::vector<std::int32_t> clear_rows;  // rows of finished requests: their tables get length 0
+  // Blocks whose content is dead, and newly allocated ones.
   std::vector<PoisonBlock> poison;
-  std::vector<GroupBlock> zero;  // the engine's zero list
+  std::vector<GroupBlock> zero;  // the engine's zero list, in its order
   std::vector<HostTransfer> loads;
-  std::vector<PartCopy> parts;
-  std::vector<BlockCopy> copies;  // states from block to block
+  std::vector<PartCopy> parts;    // partial hits
+  std::vector<BlockCopy> copies;  // states, mode align
   std::vector<TableUpdate> table_updates;
   std::vector<BlockId> table_block_ids;
   std::vector<TableEdit> table_edits;
   std::vector<RowSlice> rows;           // scheduled requests, in the engine's order
   std::vector<std::uint64_t> contents;  // one per scheduled token
-  std::int32_t num_padded_tokens = 0;   // slot mappings are filled with PAD_SLOT_ID up to here
+  std::int32_t num_padded_tokens = 0;   // entries per slot mapping, the last ones PAD_SLOT_ID
   std::vector<EncoderSlice> encoder_slices;
-  std::vector<std::uint64_t> encoder_contents;  // one per row
+  std::vector<std::uint64_t> encoder_contents;  // one per encoder row
   AgreedBatch agreed;
-  // Where pages lie from now on, one entry a resident group; the null block: on the host alone.
+  // Rule (25): new positions of pages, one entry per resident group. The null block: only on the
+  // host.
   std::vector<TableEdit> residency;
   std::vector<HostMirror> mirrors;
   std::vector<HotRead> hot_reads;

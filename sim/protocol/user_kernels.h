@@ -1,9 +1,12 @@
-// A user's kernels: launches of a device become calls, in another process that maps the device's
-// memory (sim/worker/kernel_process.h), or in a plugin (cuda_backend/plugin/plugin_kernels.h).
+// The user's own kernels as a backend calls them. A launch on a device becomes a call into another
+// process that maps the device's memory (sim/worker/kernel_process.h), or into a plugin
+// (cuda_backend/plugin/plugin_kernels.h).
 //
-// 1. Tensors are views of the device's memory. A call copies no byte of them.
-// 2. A call's work is complete when call() returns, or is ordered in KernelCall::stream.
-// Not here: what a function does with its arguments (docs/check_your_kernels.md).
+// Invariants
+// (1) Tensors are views of the device's memory. A call copies none of their bytes.
+// (2) A call's work is complete when call() returns, or is ordered in KernelCall::stream.
+//
+// Not here: what each function does with its arguments (docs/check_your_kernels.md).
 #pragma once
 
 #include <cstddef>
@@ -19,17 +22,21 @@
 
 namespace lockstep {
 
-// A layer as the kernels see it before a run. Zeros: no window, no chunk.
+// A layer of the rank's plan, as the kernels receive it before a run. Zeros: no window, no chunk.
 struct KernelLayer {
   std::string name;
   std::string_view kind;
-  std::string kv_quant_mode;  // of write(); "none": rows are stored as they come
+  std::string kv_quant_mode;  // of write(); "none": rows are stored unchanged
   std::int32_t index = 0, group = 0;
   std::int64_t sliding_window = 0, attention_chunk_size = 0;  // tokens
   std::int64_t num_kv_heads = 0, head_size = 0;
-  std::string declined;  // why the executor's kernels do it; empty: the user's do
+  std::string declined;  // why the executor's kernels run this layer; empty: the user's do
 };
 
+// Returns the name of the quantization that write() applies to a row of this cache, or "none". With
+// Numbers::words rows are patterns, not numbers, so every kernel stores them unchanged. A named
+// cache dtype has its own row format and comes before the quantization mode. Other caches of
+// one-byte elements have one scale per layer.
 inline std::string_view quantises(Numbers numbers, const KVCacheSpec& spec) {
   if (numbers == Numbers::words || is_state_kind(spec.kind)) return "none";
   if (!spec.cache_dtype_str.empty()) return spec.cache_dtype_str;  // "fp8_ds_mla"
@@ -38,7 +45,8 @@ inline std::string_view quantises(Numbers numbers, const KVCacheSpec& spec) {
   return itemsize_bytes(spec.dtype) == 1 ? "fp8_per_tensor" : "none";
 }
 
-// The layers of a rank's plan, group by group.
+// Returns the layers of a rank's plan, group by group, with `index` as their position. Layers whose
+// rows are not one per token are declined: the functions receive slots of tokens, not of rows.
 inline std::vector<KernelLayer> kernel_layers(const KVCacheConfig& plan, Numbers numbers) {
   std::vector<KernelLayer> layers;
   for (std::size_t g = 0; g < plan.groups.size(); ++g)
@@ -59,7 +67,7 @@ inline std::vector<KernelLayer> kernel_layers(const KVCacheConfig& plan, Numbers
   return layers;
 }
 
-// Strides in bytes, one per dimension.
+// A tensor argument. Strides are in bytes, one per dimension.
 struct KernelTensor {
   std::string name;
   const std::byte* address = nullptr;
@@ -67,46 +75,53 @@ struct KernelTensor {
   std::vector<std::int64_t> shape, strides;
 };
 
+// An array of integers, such as slots or block ids, in host memory.
 struct KernelIntegers {
   std::string_view name;
   std::vector<std::int32_t> values;
-  const std::int32_t* on_device = nullptr;  // of kernels in this process
+  const std::int32_t* on_device = nullptr;  // the same array for kernels in this process
 };
 
+// One call with all its arguments. Everything that it references lives until call() returns.
 struct KernelCall {
   std::string_view function;
-  std::int32_t layer = 0;  // of the rank's plan; -1: a whole group is meant
+  std::int32_t layer = 0;  // in the rank's plan; -1: a whole group
   std::int32_t group = -1;
   std::vector<KernelTensor> tensors = {};
   std::vector<KernelIntegers> integers = {};
-  double scale = 0;                   // of scores, of the delta rule's outputs
-  const std::byte* memory = nullptr;  // start of the shared memory
-  std::string_view memory_handle = {};  // by which another process opens that of a GPU
-  void* stream = nullptr;             // cudaStream_t; null on a CPU
+  double scale = 0;                     // of attention scores, or of the delta rule's outputs
+  const std::byte* memory = nullptr;    // start of the shared memory
+  std::string_view memory_handle = {};  // opens a GPU's memory in another process
+  void* stream = nullptr;               // cudaStream_t; null on a CPU
 };
 
-// `kind`: "exception", "fault" (a result that no caller can use), "crash", "hang"; "harness": the
-// failure is Lockstep's.
+// A failed call. `kind` is "exception", "fault" (a result that no caller can use), "crash" or
+// "hang"; or "harness" if Lockstep's own code failed. `what` describes it in one line.
 struct KernelFailure {
   std::string kind, what;
 };
 
+// Base class of both kinds of user kernels. layer() and has() are constant after construction, so a
+// backend decides once which of its own kernels it replaces.
 class UserKernels {
  public:
   explicit UserKernels(std::vector<KernelLayer> layers) : layers_(std::move(layers)) {}
   virtual ~UserKernels() = default;
   virtual std::string_view name() const = 0;  // "kernels:module:Class"
+  // Returns true if the user's class defines the function. Others run on the executor's kernels.
   virtual bool has(std::string_view function) const = 0;
   const KernelLayer& layer(std::int32_t number) const {
     return layers_.at(static_cast<std::size_t>(number));
   }
-  // False: the functions take offsets in memory that another process maps.
+  // Returns false if the functions take offsets into memory that another process maps.
   virtual bool in_process() const { return true; }
-  virtual std::string memory() const { return {}; }  // a file to map, of any size so far
-  virtual bool on_gpu() const { return false; }      // the memory is that of the first GPU
+  virtual std::string memory() const { return {}; }  // the file to map; the device sets its size
+  virtual bool on_gpu() const { return false; }      // True if the memory is the first GPU's
+  // Runs a function. Returns nothing if it succeeded. REQUIRES: has(call.function).
   virtual std::optional<KernelFailure> call(const KernelCall& call) = 0;
 
  protected:
+  // Leaves a layer to the executor's kernels. The first reason is kept.
   void decline(std::size_t layer, std::string_view why) {
     if (layers_.at(layer).declined.empty()) layers_[layer].declined = why;
   }

@@ -19,7 +19,9 @@ std::string text_of(const Collective& call) {
   return fmt::format("{} of [{}] ({})", name_of(call.kind), fmt::join(call.shape, ", "), call.what);
 }
 
-// What no rank of any group would take.
+// Returns why a call fails by itself, whatever the other ranks call: a reduce_scatter whose tokens
+// the ranks cannot share equally (6 tokens over 4 ranks), or an all_gather whose sizes contradict
+// the rank's own tokens.
 std::optional<std::string> why_impossible(const Collective& call, std::size_t rank) {
   if (call.kind == CollectiveKind::reduce_scatter && call.shape.front() % call.cut_over != 0)
     return fmt::format("{} cannot be divided among {} ranks: {} % {} is {}", text_of(call),
@@ -31,6 +33,8 @@ std::optional<std::string> why_impossible(const Collective& call, std::size_t ra
   return std::nullopt;
 }
 
+// Returns true if two ranks' calls match. Calls inside tensor parallel groups never involve the
+// other data parallel rank: only their order matters, so their shapes may differ.
 bool meets(const Collective& one, const Collective& other) {
   if (one.is_own && other.is_own) return one.kind == other.kind;
   return one.kind == other.kind && one.is_own == other.is_own && one.shape == other.shape;
@@ -38,11 +42,13 @@ bool meets(const Collective& one, const Collective& other) {
 
 }  // namespace
 
+// Goes through the calls in order, since a mismatch invalidates all calls after it. Within one call
+// the lowest rank is the reference.
 std::optional<UnmetCollective> first_unmet(std::span<const std::vector<Collective>> calls) {
   std::size_t longest = 0;
   for (const auto& of_rank : calls) longest = std::max(longest, of_rank.size());
   for (std::size_t i = 0; i < longest; ++i) {
-    // The first rank that makes an i-th call at all waits in it for the others.
+    // The first rank that makes an i-th call waits in it for the others.
     const auto waiting = std::ranges::find_if(
         calls, [&](const std::vector<Collective>& of_rank) { return i < of_rank.size(); });
     const auto waits = static_cast<std::int32_t>(waiting - calls.begin());
@@ -78,6 +84,8 @@ DataParallelRank::DataParallelRank(const DataParallelOptions& options, std::int3
                                    const RankSizes& sizes)
     : options_(options), rank_(rank), sizes_(sizes) {}
 
+// Returns 0 if tp does not divide the size: sequence parallelism could not split the graph's
+// tokens.
 std::int64_t DataParallelRank::graph_size(std::int64_t tokens) const {
   if (sizes_.max_capture_size == 0) return 0;
   const std::int64_t size =
@@ -86,6 +94,7 @@ std::int64_t DataParallelRank::graph_size(std::int64_t tokens) const {
 }
 
 std::int64_t DataParallelRank::own_tokens(std::int64_t scheduled) const {
+  // An idle rank runs one token (a dummy batch), padded as any other batch.
   const bool idle = scheduled == 0;
   if (idle && options_.defect == DataParallelDefect::sp_padding) return 1;
   const std::int64_t tokens = idle ? 1 : scheduled;
@@ -99,22 +108,29 @@ AgreedBatch DataParallelRank::agreed_batch(std::span<const std::int64_t> own_tok
   const bool pads = pads_to_largest(own_tokens);
   const std::int64_t own = own_tokens[rank_];
   const std::int64_t tokens = pads ? std::ranges::max(own_tokens) : own;
+  // A rank without a graph for its tokens is eager also if it captures graphs for other sizes.
   return {.num_tokens = static_cast<std::int32_t>(tokens),
           .is_eager = sizes_.max_capture_size > 0 && !pads && !replays_alone(own_tokens)};
 }
 
-// Planted: it does not ask what the others have.
+// Planted defect: ignores that another rank has no graph.
 bool DataParallelRank::replays_alone(std::span<const std::int64_t> own_tokens) const {
   return options_.defect == DataParallelDefect::dp_graph_alone && sizes_.max_capture_size > 0 &&
          !pads_to_largest(own_tokens) && has_graph(own_tokens[rank_]);
 }
 
+// max_capture_size 0 without enforce_eager means that graphs run but are not simulated: the engine
+// still pads. Otherwise all ranks need a graph, as vLLM takes the minimum of their cudagraph modes
+// (v1/worker/dp_utils.py, _post_process_cudagraph_mode()).
 bool DataParallelRank::pads_to_largest(std::span<const std::int64_t> own_tokens) const {
   if (options_.enforce_eager) return false;
   if (sizes_.max_capture_size == 0) return true;
   return std::ranges::all_of(own_tokens, [this](std::int64_t tokens) { return has_graph(tokens); });
 }
 
+// One exchange of token counts per step, then per layer a gather of tokens for the experts and a
+// scatter of their results inside the tensor parallel group, then the vote. Every layer counts as
+// an expert layer: more calls find the same mismatches.
 std::vector<Collective> DataParallelRank::calls(std::int64_t scheduled,
                                                 std::span<const std::int64_t> own_tokens,
                                                 bool votes) const {
@@ -127,7 +143,7 @@ std::vector<Collective> DataParallelRank::calls(std::int64_t scheduled,
                    .shape = {other_tensor ? 2 : sizes_.sync_rows, options_.dp_size}});
   const std::int64_t tokens = agreed_batch(own_tokens).num_tokens;
   std::vector<std::int64_t> of_all(own_tokens.begin(), own_tokens.end());
-  // The calls of a graph are those of the ranks that it was captured with: all ran its size.
+  // The calls of a graph have the sizes of its capture, when all ranks ran its size.
   if (pads_to_largest(own_tokens) || replays_alone(own_tokens)) std::ranges::fill(of_all, tokens);
   for (std::int64_t layer = 0; layer < sizes_.num_layers; ++layer) {
     calls.push_back({.kind = CollectiveKind::all_gather,
@@ -148,13 +164,17 @@ std::vector<Collective> DataParallelRank::calls(std::int64_t scheduled,
 
 namespace {
 
+// One rank's engine as the loop below drives it.
 struct Engine {
   const DecisionSource* decisions = nullptr;
   DealtWorkload* dealt = nullptr;
-  const Workload* workload = nullptr;  // what it asks
+  const Workload* workload = nullptr;  // as its loop uses it, wrappers included
   std::unique_ptr<LockstepRun> run;
 };
 
+// Runs all ranks in lockstep: turns, decisions, matching of the collectives, execution, each phase
+// on all ranks before the next. A rank cannot execute before the matching, since it needs the
+// others' token counts.
 class DataParallelRun {
  public:
   DataParallelRun(const RunConfig& config, const DataParallelOptions& options, Workload& workload)
@@ -183,14 +203,14 @@ class DataParallelRun {
   std::vector<Engine> engines_;
   std::vector<DataParallelRank> ranks_;
   std::vector<std::int64_t> scheduled_;   // tokens of each rank in the step
-  std::vector<std::int64_t> own_tokens_;  // what each tells the others
-  std::int64_t steps_ = 0;
-  std::int64_t steps_of_wave_ = 0;
-  bool in_wave_ = false;
+  std::vector<std::int64_t> own_tokens_;  // DataParallelRank::own_tokens() of each
+  std::int64_t steps_ = 0;                // steps decided so far
+  std::int64_t steps_of_wave_ = 0;        // since the wave began
+  bool in_wave_ = false;                  // True while the ranks run together
   std::int64_t idle_rank_steps_ = 0;
   std::int64_t eager_rank_steps_ = 0;
   std::int64_t collectives_ = 0;
-  std::optional<RunVerdict> unmet_;  // the ranks' calls did not meet
+  std::optional<RunVerdict> unmet_;  // set by the first mismatch
   Stopwatch wall_;
 };
 
@@ -219,6 +239,7 @@ bool DataParallelRun::has_unfinished() const {
       engines_, [](const Engine& engine) { return engine.decisions->has_unfinished_requests(); });
 }
 
+// A fault hinders some rank in that step, so an idle step proves nothing.
 bool DataParallelRun::is_hindered(std::int64_t step) const {
   return std::ranges::any_of(
       engines_, [step](const Engine& engine) { return engine.workload->is_hindered(step); });
@@ -229,7 +250,7 @@ bool DataParallelRun::is_any_busy() const {
                              [](const Engine& engine) { return engine.workload->is_busy(); });
 }
 
-// Ends the run.
+// Marks the engine's run as stuck. Returns false: the run ends.
 bool DataParallelRun::say_stuck(Engine& engine) {
   engine.run->set_stuck();
   return false;
@@ -241,7 +262,8 @@ Result<RunReport> DataParallelRun::run() {
         !is_hindered(steps_) && !is_hindered(steps_ - 1) && !is_any_busy() &&
         std::ranges::all_of(engines_, [](const Engine& engine) { return engine.run->is_idle(); });
     std::vector<WorkloadEvent> events;
-    // A wave continues for a while after the last request: the ranks are not notified yet.
+    // A wave continues after its last request until the next vote. These steps are idle for the
+    // engines, but not for the run: the ranks do not know yet that no request is left.
     const bool unfinished = has_unfinished();
     LS_ASSIGN_OR_RETURN(
         const auto turn,
@@ -262,12 +284,17 @@ Result<RunReport> DataParallelRun::run() {
   return finish();
 }
 
+// vLLM 0.22.1, v1/engine/core_client.py, get_core_engine_for_request(): waiting requests count four
+// times. Requests that the rank has not received yet count as waiting.
 std::int64_t load_of(const Engine& engine) {
   const std::int64_t waiting =
       std::ssize(engine.decisions->waiting()) + engine.dealt->num_dealt_requests();
   return 4 * waiting + std::ssize(engine.decisions->running());
 }
 
+// Distributes the events of a turn. A new request goes to the rank with the lowest load at that
+// moment, so two arrivals in one turn go to different ranks of equal load. A new request starts a
+// wave. Other events go to every rank, an abort only to ranks that have the request.
 void DataParallelRun::deal(std::vector<WorkloadEvent> events) {
   for (WorkloadEvent& event : events) {
     if (event.kind == WorkloadEvent::Kind::add) {
@@ -289,13 +316,15 @@ Result<bool> DataParallelRun::take_turns() {
                                .idle = engine.run->is_idle(),
                                .unfinished = engine.decisions->has_unfinished_requests()}));
     LS_CHECK(turn == Turn::step, "a rank ends by itself");
-    // An idle rank makes no progress while the others run.
+    // A rank without requests makes no progress while the others run: that is not a deadlock.
     const bool is_concerned = engine.decisions->has_unfinished_requests() || !has_unfinished();
     if (engine.run->is_stuck() && is_concerned) return say_stuck(engine);
   }
   return true;
 }
 
+// Decides the step on every rank. Returns false if a rank's run has ended, with a divergence for
+// example.
 Result<bool> DataParallelRun::decide() {
   scheduled_.clear();
   for (Engine& engine : engines_) {
@@ -306,6 +335,7 @@ Result<bool> DataParallelRun::decide() {
   return true;
 }
 
+// Runs one step of all ranks. Returns false if the run ends.
 Result<bool> DataParallelRun::step() {
   if (const auto go_on = take_turns(); !go_on || !*go_on) return go_on;
   const auto decided = decide();
@@ -316,7 +346,7 @@ Result<bool> DataParallelRun::step() {
   return execute();
 }
 
-// What the ranks tell one another before they run. False: they do not meet.
+// Matches the calls that the ranks make in the step. Returns false if they do not match.
 Result<bool> DataParallelRun::meet() {
   own_tokens_.clear();
   for (std::size_t r = 0; r < ranks_.size(); ++r)
@@ -332,7 +362,9 @@ Result<bool> DataParallelRun::meet() {
   return true;
 }
 
-// Ends the run.
+// Records the mismatch as the run's verdict. A rank that waits forever is a liveness failure of the
+// waiting rank; a wrong shape is a divergence of the rank that differs. Returns false: the run
+// ends.
 bool DataParallelRun::say_unmet(const UnmetCollective& unmet) {
   RunVerdict& found = unmet_.emplace();
   const std::string what = fmt::format("step {}: {}", steps_ - 1, unmet.what);
@@ -353,6 +385,8 @@ bool DataParallelRun::say_unmet(const UnmetCollective& unmet) {
   return false;
 }
 
+// Executes the step on all ranks, then advances the shared clock by the largest batch of any rank.
+// The wave ends in a step with a vote if no request is left.
 Result<bool> DataParallelRun::execute() {
   std::int64_t most = 0;
   for (std::size_t r = 0; r < engines_.size(); ++r) {
@@ -371,6 +405,9 @@ Result<bool> DataParallelRun::execute() {
   return true;
 }
 
+// Combines the engines' reports. Counts are added; the state hash depends on the order of ranks, so
+// an exchange of two ranks' results changes it. The first rank that failed supplies the verdict,
+// except that a mismatch of collectives comes first.
 Result<RunReport> DataParallelRun::finish() {
   RunReport report;
   RunSummary& all = report.summary;
@@ -408,7 +445,9 @@ Result<RunReport> run_data_parallel(const RunConfig& config, const DataParallelO
 
 void DealtWorkload::deal(WorkloadEvent event) {
   if (event.kind == WorkloadEvent::Kind::add) {
-    std::erase(left_before_, event.request.name);  // one of that name has left, and here is another
+    // A new request may reuse the name of one that ended in the previous step. pass_on() must not
+    // erase it.
+    std::erase(left_before_, event.request.name);
     names_.insert(event.request.name);
   }
   dealt_.push_back(std::move(event));
@@ -427,8 +466,12 @@ void DealtWorkload::request_left(std::string_view name, std::uint64_t ticket) {
   left_.emplace_back(name, ticket);
 }
 
+// The time that this rank's wrappers ask for, such as a late output. pass_on() applies it to the
+// shared clock, where the latest rank counts.
 void DealtWorkload::advance_to(std::int64_t now_ns) { until_ns_ = std::max(until_ns_, now_ns); }
 
+// A name stays known for one more step after its end was reported: the client may send an abort in
+// the meantime.
 void DealtWorkload::pass_on() {
   all_.advance_to(until_ns_);
   for (const std::string& name : std::exchange(left_before_, {})) names_.erase(name);

@@ -12,17 +12,22 @@
 namespace lockstep {
 namespace {
 
+// State groups hold no rows of tokens.
 bool keeps_tokens(const KVCacheGroupSpec& group) { return !is_state_kind(group.spec.kind); }
 
+// K and V, or one latent or hidden-state row.
 std::int64_t num_parts(const KVCacheSpec& spec) { return has_single_rows(spec) ? 1 : 2; }
 
+// Layers are found by name: a rank's own plan numbers them differently. Null: a different pipeline
+// stage has the layer.
 const ModelLayer* layer_named(const MemoryModel& model, std::string_view name) {
   const auto found = std::ranges::find(model.layers(), name, &ModelLayer::name);
   return found == model.layers().end() ? nullptr : &*found;
 }
 
-// Minimum number of ranks that hold a row of the whole model: where tokens are replicated, all
-// ranks with the same heads.
+// Returns the minimum number of ranks that hold a row of the whole model. A sharded cache has each
+// token once. A replicated cache is on all ranks with the same heads: with tp 8 and 2 KV heads,
+// each head is on 4 ranks; a latent row is on all 8.
 std::int64_t least_holders(const BackendConfig& config, const KVCacheSpec& spec) {
   if (is_dealt_out(spec)) return 1;
   const std::int64_t tp = config.parallel.tp_size;
@@ -51,15 +56,16 @@ const std::vector<UnshardedCache::Token>& UnshardedCache::tokens(BlockId block) 
   return blocks_[block].tokens;
 }
 
-// Follows one rank's program, and needs no other: all ranks have the same tables and tokens. Blocks
-// whose content is unknown (loaded, zeroed, poisoned) are forgotten and not checked.
+// Follows one rank's program and needs no other: all ranks have the same tables and tokens. Blocks
+// whose content is unknown (loaded, zeroed, poisoned) are cleared and not checked. The order is
+// that of StepProgram: poison before writes, so a reallocated block starts empty.
 void UnshardedCache::apply(const StepProgram& program) {
   step_ = program.step;
   for (const std::int32_t row : program.clear_rows)
     for (auto& tables : tables_) tables[row].clear();
   for (const PoisonBlock& poison : program.poison) forget(poison.block);
   for (const GroupBlock& zero : program.zero) forget(zero.block);
-  for (const HostTransfer& load : program.loads) forget(load.block);  // what it brings is not known
+  for (const HostTransfer& load : program.loads) forget(load.block);
   for (const TableUpdate& update : program.table_updates) {
     auto& table = tables_[update.group][update.row];
     table.resize(update.first);
@@ -81,7 +87,10 @@ void UnshardedCache::write(const StepProgram& program, const RowSlice& slice, st
   for (std::int32_t t = 0; t < slice.num_tokens; ++t) {
     const std::int64_t position = slice.first_position + t;
     const auto entry = is_ring(spec) ? 0 : static_cast<std::size_t>(position / in_block);
+    // A ring has one block per request, in entry 0.
     LS_CHECK(entry < table.size(), "position {} in a table of {}", position, table.size());
+    // A block keeps the tokens of its last writer. In a ring, a new token replaces the one that is
+    // block_size positions older.
     Block& block = blocks_[table[entry]];
     block.group = group;
     block.tokens.resize(in_block);
@@ -90,6 +99,7 @@ void UnshardedCache::write(const StepProgram& program, const RowSlice& slice, st
   }
 }
 
+// whole_ stays empty with one rank, and the other methods then do nothing.
 void RankUnion::begin(const BackendConfig& config, std::span<const RankMemory> ranks,
                       RunSummary& summary) {
   if (ranks.size() == 1) return;
@@ -116,7 +126,7 @@ Checked RankUnion::finish(bool agreed) {
   return checked;
 }
 
-// One block per step in rotation: the cost does not grow with the pool.
+// Checks one block per step in rotation, so the cost per step does not grow with the pool.
 Checked RankUnion::check_next() {
   for (std::int64_t tried = 0; tried < whole_->num_blocks(); ++tried) {
     next_ = (next_ + 1) % whole_->num_blocks();
@@ -126,6 +136,8 @@ Checked RankUnion::check_next() {
   return {};
 }
 
+// Checks the blocks that hold tokens, in id order. kBlocksAtEnd bounds the pages read from each
+// rank.
 Checked RankUnion::check_all() {
   std::int64_t checked = 0;
   blocks_left_out_ = 0;
@@ -142,12 +154,12 @@ Checked RankUnion::check_all() {
 }
 
 // Derives the rows of the unsharded cache, then counts the ranks whose memory holds each of them.
-// Rows are found by their bytes, wherever a rank keeps them: the check shares no address with the
-// ranks.
+// Rows are found by their bytes, at any address of the rank's block: the check shares no address
+// arithmetic with the ranks.
 Checked RankUnion::check_block(BlockId block) {
   const auto g = static_cast<std::size_t>(whole_->group_of(block));
   const KVCacheGroupSpec& group = config_.plan.groups[g];
-  std::int32_t number = 0;  // of the layer in the whole plan
+  std::int32_t number = 0;  // position of the layer in the whole plan
   for (std::size_t before = 0; before < g; ++before)
     number += static_cast<std::int32_t>(config_.plan.groups[before].layer_names.size());
   std::vector<Pages> pages(ranks_.size());
@@ -156,7 +168,7 @@ Checked RankUnion::check_block(BlockId block) {
     Rows rows = rows_of(block, g, i, number, by_bytes);
     for (std::size_t r = 0; r < ranks_.size(); ++r) {
       const ModelLayer* layer = layer_named(ranks_[r].model, group.layer_names[i]);
-      if (layer == nullptr) continue;  // of another stage
+      if (layer == nullptr) continue;  // in another pipeline stage
       LS_RETURN_IF_ERROR(count_holders(ranks_[r], *layer, block, pages[r], by_bytes, rows));
     }
     LS_RETURN_UNLESS_FINE(check_even(block, g, i, rows));
@@ -165,6 +177,8 @@ Checked RankUnion::check_block(BlockId block) {
   return {};
 }
 
+// A rank may pad or quantize its rows, so a rank's own size comes first. A layer of no rank gets
+// the size of the spec, and check_even() then reports its rows as missing.
 std::int64_t RankUnion::row_size_bytes(std::size_t group, std::size_t layer) const {
   const KVCacheGroupSpec& of = config_.plan.groups[group];
   for (const RankMemory& rank : ranks_)
@@ -196,12 +210,14 @@ RankUnion::Rows RankUnion::rows_of(BlockId block, std::size_t group, std::size_t
             draw_latent_row(row_key(content, coord), latent, bytes);
           else
             draw_row(content, coord, shape, bytes);
-          // Equal rows (equal tokens in one block) cannot be told apart by their bytes.
+          // Rows with equal bytes (short rows of different tokens) cannot be distinguished, so none
+          // of them counts as unique. Only the first match can still be marked as unique: all later
+          // ones were added without the mark.
           key.clear();
           append(key, bytes);
           const auto [like, end] = by_bytes.equal_range(key);
           const bool is_unique = like == end;
-          if (!is_unique) rows[like->second].is_unique = false;  // of more, each is already
+          if (!is_unique) rows[like->second].is_unique = false;
           by_bytes.emplace(key, rows.size());
           rows.push_back({.offset = offset, .part = part, .head = head, .is_unique = is_unique});
         }
@@ -209,6 +225,8 @@ RankUnion::Rows RankUnion::rows_of(BlockId block, std::size_t group, std::size_t
   return rows;
 }
 
+// A rank may hold a row more than once; it still counts as one holder. Reads only this block's own
+// slots, so a row that a rank wrote into another block is missing here.
 Result<void> RankUnion::count_holders(const RankMemory& rank, const ModelLayer& layer,
                                       BlockId block, Pages& pages, const RowsByBytes& by_bytes,
                                       Rows& rows) const {
@@ -237,8 +255,9 @@ Result<void> RankUnion::count_holders(const RankMemory& rank, const ModelLayer& 
   return {};
 }
 
-// Every row is on some rank, and on as many ranks as any other row of its layer: a rank that keeps
-// too few or too many heads or tokens breaks the evenness.
+// The expected number of holders is the largest one found, and at least least_holders(): a rank
+// that keeps too few or too many heads or tokens breaks the evenness. Rows without unique bytes
+// only need a holder.
 Checked RankUnion::check_even(BlockId block, std::size_t group, std::size_t layer,
                               const Rows& rows) const {
   std::int64_t most = least_holders(config_, config_.plan.groups[group].layer_spec(layer));
