@@ -26,6 +26,8 @@ RunFacts facts_of(const LockstepConfig& config) {
 
 namespace {
 
+// Checks the number of engines, and that a defect of data parallel ranks has ranks and graphs in
+// which it can show. A mutant that cannot act would count as missed.
 Result<void> check_engines(const LockstepConfig& config) {
   constexpr std::int32_t kEnginesMax = 64;
   const std::int32_t dp_size = config.data_parallel.dp_size;
@@ -42,6 +44,7 @@ Result<void> check_engines(const LockstepConfig& config) {
 
 }  // namespace
 
+// The connector comes first: the facts below assume that its parts exist.
 Result<void> check_setup(const LockstepConfig& config, RunTraits more) {
   LS_RETURN_IF_ERROR(check_connector(config.connector, config.backend.plan));
   more.add_if(is_overlaid(config.backend.layout), RunTrait::overlaid_layout);
@@ -62,6 +65,8 @@ Result<std::vector<std::unique_ptr<Backend>>> open_backends(const BackendConfig&
   return backends;
 }
 
+// Assembles one engine in the order of the head of session.h. With several engines it uses `parts`
+// once per engine, so it takes only the clients out of it.
 Result<void> Session::add_engine(std::int32_t dp_rank, SessionParts& parts) {
   SessionEngine& engine = engines_[dp_rank];
   std::unique_ptr<Workload> given = std::move(parts.clients);
@@ -70,6 +75,7 @@ Result<void> Session::add_engine(std::int32_t dp_rank, SessionParts& parts) {
     engine.dealt = dealt.get();
     given = std::move(dealt);
   }
+  // A scripted workload fixes each step, a connector's answers included. It has its own connector.
   if (given != nullptr && !given->is_scripted())
     given =
         connect(std::move(given), config_.connector, config_.engine, config_.backend.plan,
@@ -93,11 +99,12 @@ Result<void> Session::add_engine(std::int32_t dp_rank, SessionParts& parts) {
   const KVTransfer transfer{connector, config_.connector.load_failure_policy};
   RunFacts facts = facts_of(config_);
   facts.traits.add_if(connector != nullptr, RunTrait::connector);
-  // Of another engine's decisions the loop asks: its factory may give no backend.
+  // With another engine's decisions, only the loop can decide: their factory may return no backend.
   facts.traits.add_if(!parts.decisions && (parts.backend || !parts.borrowed.empty()),
                       RunTrait::backend);
   facts.traits.add_if(faulty != nullptr || !parts.free_order.empty(), RunTrait::model_inputs);
   facts.traits.add_if(bool{parts.decisions}, RunTrait::other_engine);
+  // check_setup() could not know these traits: the workload's connector, faults, a foreign decider.
   LS_RETURN_IF_ERROR(supported(facts));
   if (parts.decisions) {
     LS_ASSIGN_OR_RETURN(engine.decisions,
@@ -111,6 +118,7 @@ Result<void> Session::add_engine(std::int32_t dp_rank, SessionParts& parts) {
                           config_.backend.plan.num_blocks, transfer, healthy ? nullptr : &planted));
     if (!parts.free_order.empty()) scheduler.order_free_blocks(parts.free_order);
     auto model = std::make_unique<Scheduler>(std::move(scheduler));
+    // Some faults depend on what the scheduler holds, such as a refused allocation.
     if (faulty != nullptr) faulty->watch(*model);
     engine.decisions = std::move(model);
   }
@@ -150,7 +158,8 @@ void Session::give_hidden_states(const HiddenStateCheck::Sink& sink) {
   for (SessionEngine& engine : engines_) engine.hidden_states->set_sink(sink);
 }
 
-// The generator's observer is added last.
+// Returns the engine's parts for the loop. The timeline's recorder comes after the caller's
+// observers.
 RunParts Session::parts_of(SessionEngine& engine) {
   if (engine.drawer != nullptr) engine.observers.add(*engine.drawer);
   return {*engine.decisions, *engine.workload, engine.ranks, &engine.observers, engine.checks};
@@ -173,7 +182,7 @@ Timeline Session::take_timeline(std::int32_t dp_rank) { return engines_[dp_rank]
 namespace {
 
 // Plants the named defect in its module: the scheduler, a connector, an engine's connector set-up,
-// data parallel ranks, hidden state files. Every other name goes to the backend, which refuses
+// data parallel ranks, hidden state files. Any other name goes to the backend, which refuses
 // unknown ones.
 void plant(LockstepConfig& config, const std::string& mutant) {
   if (const auto defect = defect_from_name<SchedulerDefect>(mutant))
@@ -192,6 +201,8 @@ void plant(LockstepConfig& config, const std::string& mutant) {
 
 }  // namespace
 
+// Stores the chosen kernel block sizes, not the given ones: a later version may choose others. The
+// backend's name is the summary's first word; the device is not part of a case.
 SavedCase case_of(std::string name, const RunSpec& run, const RunSummary& summary) {
   SavedCase saved;
   static_cast<RunSpec&>(saved) = run;
@@ -213,6 +224,8 @@ void keep_records(Trace& trace, std::int64_t count) {
 
 namespace {
 
+// Returns true if each rank's own plan can have the layout. A rank holds fewer heads and layers, so
+// its pages may violate an alignment that the whole model's pages meet.
 bool ranks_are_placed(const BackendConfig& backend, CacheLayout order) {
   for (std::int32_t rank = 0; rank < num_ranks(backend); ++rank) {
     const auto plan =
@@ -222,7 +235,8 @@ bool ranks_are_placed(const BackendConfig& backend, CacheLayout order) {
   return true;
 }
 
-// A saved case stores the sizes of the older rule unless the user chose others.
+// Sets the kernel block sizes of the overlaid layout. A saved case stores sizes of the older rule;
+// they are replaced, unless the user chose different ones.
 void take_kernel_blocks(const RunSpec& run, BackendConfig& backend) {
   const auto sizes = placed_kernel_sizes(run.cache, run.attention_backend);
   if (!sizes) return;
@@ -235,9 +249,9 @@ void take_kernel_blocks(const RunSpec& run, BackendConfig& backend) {
   }
 }
 
-// Where the release lays all groups over one another, so does the run, in the order that is asked
-// for or that the engine would take. What cannot be placed so stays as 0.22.1 plans it where no
-// order is asked for, and is refused by memory model and backend where one is.
+// Gives a run of a release that overlays its groups that release's layout: the requested order, or
+// the one that the engine would choose. If the caches cannot be placed that way, the plan of 0.22.1
+// stays when no layout was requested. With a requested layout, memory model and backend refuse it.
 void place_cache(const RunSpec& run, BackendConfig& backend) {
   if (!overlays_memory(run)) return;
   const auto order = placed_order(run.cache, run.layout);
@@ -250,7 +264,8 @@ void place_cache(const RunSpec& run, BackendConfig& backend) {
   if (placed) backend.plan = with_placed_tensors(std::move(backend.plan), *placed);
 }
 
-// Where its rows are not followed they are the model's like any other.
+// Sets how the draft model's passes are followed, and why not otherwise. Without passes, its layers
+// receive the rows of the step's tokens like any other layer, so they are no longer draft modules.
 void follow_drafter(bool has_connector, bool is_foreign, LockstepConfig& config) {
   FollowedDrafter followed = followed_drafter(config.engine, config.backend, has_connector);
   if (is_foreign && followed.config.shape != DraftShape::none)
@@ -299,6 +314,7 @@ LockstepConfig config_of(const RunSpec& run) {
   return config;
 }
 
+// A recorded connector is not part of the spec, so what depends on a connector is set again here.
 LockstepConfig config_of(const SavedCase& saved) {
   LockstepConfig config = config_of(static_cast<const RunSpec&>(saved));
   if (saved.recording && saved.recording->header.connector) {
@@ -316,6 +332,7 @@ std::vector<BlockId> free_order_of(const RunSpec& run) {
   std::vector<BlockId> order;
   for (std::int32_t block = 1; block < run.cache.num_blocks; ++block)
     order.push_back(BlockId{block});
+  // Fisher-Yates, with the position hashed together with block_order: independent of any generator.
   for (std::size_t left = order.size(); left > 1; --left)
     std::swap(order[left - 1], order[splitmix64(run.block_order << 32 | left) % left]);
   return order;
@@ -340,6 +357,7 @@ std::unique_ptr<Workload> workload_of(const SavedCase& saved) {
   return make_trace_workload(saved.trace, workload_options_of(saved));
 }
 
+// Decisions and arrivals of a followed recording come from one reader, which keeps them in step.
 SessionParts parts_of(const SavedCase& saved, DecisionsFactory decisions) {
   SessionParts parts;
   if (follows_recording(saved, decisions)) {
@@ -359,6 +377,7 @@ SessionParts parts_of(const SavedCase& saved, DecisionsFactory decisions) {
 Result<std::unique_ptr<Session>> open_undisturbed(const SavedCase& saved, LockstepConfig config,
                                                   BackendFactory backend, Attach attach,
                                                   DecisionsFactory decisions) {
+  // Connectors of data parallel ranks belong to ranks that this run does not have.
   if (config.data_parallel.dp_size > 1) config.connector.parts.clear();
   config.data_parallel.dp_size = 1;
   SessionParts parts = parts_of(saved, std::move(decisions));

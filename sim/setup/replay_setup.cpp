@@ -17,7 +17,8 @@
 namespace lockstep {
 namespace {
 
-// The whole trace, or its first requests where the run is limited to them.
+// Reads the trace up to its limit_requests-th request; 0: all of it. Events after that request,
+// such as aborts of earlier requests, are also cut off.
 Result<void> read_trace(const ReplayRequest& request, ReplayInput& input) {
   LS_ASSIGN_OR_RETURN(const auto reader, open_trace(request.file, input.format, request.import));
   const std::int64_t limit = request.run.spec.recipe.limit_requests;
@@ -35,6 +36,7 @@ Result<void> read_trace(const ReplayRequest& request, ReplayInput& input) {
   return {};
 }
 
+// Stores a parsed file, or returns its error.
 template <class T>
 Result<void> keep(Result<T> parsed, std::shared_ptr<const T>& kept) {
   if (!parsed) return tl::unexpected(parsed.error());
@@ -56,7 +58,8 @@ Result<void> parse(const ReplayRequest& request, ReplayInput& input) {
   }
 }
 
-// Prompt and output of the longest request, in tokens.
+// Returns the largest sum of prompt and output over the trace's requests, in tokens; 1 without
+// requests.
 std::int32_t longest_request(const Trace& trace) {
   std::int64_t longest = 1;
   for (const TraceRecord& record : trace.records)
@@ -65,14 +68,16 @@ std::int32_t longest_request(const Trace& trace) {
   return static_cast<std::int32_t>(longest);
 }
 
-// Its requests arrive.
+// Makes the trace the run's arrivals. REQUIRES: prepared.run is complete, since its seed, drafts
+// and step time enter the workload.
 void take_trace(std::shared_ptr<const Trace> trace, PreparedReplay& prepared) {
   prepared.num_records = std::ssize(trace->records);
   prepared.trace = std::move(trace);
   prepared.parts.clients = make_trace_workload(prepared.trace, workload_options_of(prepared.run));
 }
 
-// Combinations that the engine refuses to start with.
+// Refuses combinations with which the engine does not start. The messages name command line
+// options, because a recording's configuration has already started an engine.
 Result<void> check_engine(const EngineConfig& engine) {
   if (engine.max_num_batched_tokens < engine.max_num_seqs) {
     return fail(
@@ -93,7 +98,8 @@ Result<void> check_engine(const EngineConfig& engine) {
   return {};
 }
 
-// The rest is the same for every kind of file.
+// Completes the spec with its plan and derives the configuration: the part that all kinds of files
+// share. A model of an overlaid layout has already chosen its attention backend with the plan.
 Result<void> finish(const ReplayRequest& request, Result<KVCacheConfig> plan,
                     PreparedReplay& prepared) {
   RunSpec& run = prepared.run;
@@ -121,7 +127,8 @@ Result<void> finish(const ReplayRequest& request, Result<KVCacheConfig> plan,
   return {};
 }
 
-// Events carry the engine's own hashes, which only a run of a trace can be made to compute.
+// Events carry the engine's own block hashes. Only a run of a trace computes them on request; other
+// files must be configured for them.
 Result<void> check_cache_events(const ReplayRequest& request, const EngineConfig& engine) {
   if (!request.tells_cache_events) return {};
   if (engine.hash_algorithm == HashAlgorithm::content)
@@ -133,6 +140,7 @@ Result<void> check_cache_events(const ReplayRequest& request, const EngineConfig
   return {};
 }
 
+// Returns true if the trace's hints set the option.
 bool says(const std::vector<std::string>& hinted, std::string_view name) {
   return std::ranges::find(hinted, name) != hinted.end();
 }
@@ -164,6 +172,8 @@ void take_serving_defaults(const GivenRun& given, const std::vector<std::string>
   }
 }
 
+// Layers come from --model or from single options, never from both: a mixture would be neither
+// model. Options of one kind that are given with the other are refused first.
 Result<void> resolve_trace(const ReplayRequest& request, const ReplayInput& input,
                            PreparedReplay& prepared) {
   const GivenRun& given = request.run;
@@ -198,6 +208,7 @@ Result<void> resolve_trace(const ReplayRequest& request, const ReplayInput& inpu
   given.apply_to(run);
   if (request.as_served) take_serving_defaults(given, hinted, prepared);
   if (given.has("num_blocks")) wishes.num_blocks = run.cache.num_blocks;
+  // Cache events need the engine's hashes; sha256_cbor is reproducible between processes.
   if (request.tells_cache_events && !given.has("hash_algorithm"))
     run.engine.hash_algorithm = HashAlgorithm::sha256_cbor;
   if (!given.has("max_model_len") && !says(hinted, "max_model_len")) {
@@ -213,6 +224,8 @@ Result<void> resolve_trace(const ReplayRequest& request, const ReplayInput& inpu
   return {};
 }
 
+// A benchmark states its totals for exactly one configuration, so options of the engine are
+// refused.
 Result<void> resolve_benchmark(const ReplayRequest& request, const ReplayInput& input,
                                PreparedReplay& prepared) {
   const std::string flag = request.run.first_said_by(kByRecording);
@@ -229,7 +242,8 @@ Result<void> resolve_benchmark(const ReplayRequest& request, const ReplayInput& 
   return {};
 }
 
-// Why the decisions of a recording cannot be followed in this run; empty: they can.
+// Returns why this run cannot follow the recording's decisions; empty: it can. With a backend,
+// memory adds its own requirements.
 std::string why_not_followed(const RecordingHeader& header, const PreparedReplay& prepared) {
   RunTraits traits = {RunTrait::other_engine};
   traits.add_if(header.connector.has_value(), RunTrait::connector);
@@ -240,8 +254,9 @@ std::string why_not_followed(const RecordingHeader& header, const PreparedReplay
   return sound ? std::string() : sound.error().message;
 }
 
-// Another engine decides, or the recording, or the model where that is asked for or the recorded
-// decisions cannot be followed.
+// Sets what decides: another engine, the recording, or the model. The recording is the default. The
+// model decides on request, or if the recording cannot be followed; the latter is an error after an
+// explicit --decide recording.
 Result<void> take_decider(const ReplayRequest& request, const RecordingHeader& header,
                           PreparedReplay& prepared) {
   Decides& decide = prepared.run.decide;
@@ -272,6 +287,7 @@ Result<void> resolve_recording(const ReplayRequest& request, const ReplayInput& 
     return fail("{}:1: {}", request.file, sound.error().message);
   request.run.apply_to(prepared.run);
   prepared.run.engine = header.options.config;
+  // Decisions of an unknown engine can be followed, but its memory needs the rules of some release.
   if (std::string profile = profile_for_memory(header); profile != prepared.run.engine.engine) {
     prepared.chosen.push_back(
         fmt::format("memory of {}: {} has no profile", profile, prepared.run.engine.engine));
@@ -280,6 +296,7 @@ Result<void> resolve_recording(const ReplayRequest& request, const ReplayInput& 
   prepared.run.connector.load_failure_policy = kv_transfer(header, nullptr).kv_load_failure_policy;
   auto plan = plan_for_groups(header.groups, header.num_blocks);
   if (!plan && prepared.run.backend == "none")
+    // Without a backend the groups suffice: no tensor is read.
     plan = unplaced_plan(header.groups, header.num_blocks);
   if (!plan)
     return fail("{}:1: {}; --backend none needs no plan", request.file, plan.error().message);
@@ -313,7 +330,7 @@ Result<void> resolve_saved_case(const ReplayRequest& request, const ReplayInput&
   if (is_engine_worker(saved.backend))
     saved.attention_backend = worker_attention_backend(saved.cache);
   if (saved.backend == "none" || is_user_kernels(saved.backend))
-    saved.check = CheckMode::fast;  // of kernels that do not run, or elsewhere
+    saved.check = CheckMode::fast;  // modes check the executor's kernels, and none of them run
   prepared.run = saved;
   prepared.config = config_of(saved);
   if (saved.recording && prepared.config.data_parallel.dp_size > 1)
@@ -328,6 +345,7 @@ Result<void> resolve_saved_case(const ReplayRequest& request, const ReplayInput&
   return {};
 }
 
+// The order matters only for a benchmark, which also has a trace.
 Result<void> resolve_by_format(const ReplayRequest& request, const ReplayInput& input,
                                PreparedReplay& prepared) {
   if (input.benchmark) return resolve_benchmark(request, input, prepared);
@@ -336,7 +354,8 @@ Result<void> resolve_by_format(const ReplayRequest& request, const ReplayInput& 
   return resolve_trace(request, input, prepared);
 }
 
-// The recorded steps up to the end of the run.
+// Keeps the recorded steps up to the end of the run. The shortened recording gets its own end
+// marker, so that a replay does not expect further steps.
 void keep_recording(const std::string& path, Recording recording, std::int64_t count,
                     SavedCase& saved) {
   const auto steps = static_cast<std::size_t>(count);
@@ -354,6 +373,7 @@ void keep_recording(const std::string& path, Recording recording, std::int64_t c
 Result<ReplayInput> read_input(const ReplayRequest& request) {
   ReplayInput input;
   LS_ASSIGN_OR_RETURN(input.format, detect_format(request.file));
+  // Formats from mooncake on are those of other tools, which may split a trace into shards.
   if (!request.import.shards.empty() && input.format < FileFormat::mooncake)
     return fail("{}: a {} is one file; several are shards of one trace of another tool",
                 request.file, name_of(input.format));
@@ -380,6 +400,7 @@ Result<PreparedReplay> resolve_replay(ReplayRequest request, const ReplayInput& 
   LS_RETURN_IF_ERROR(check_cache_events(request, config.engine));
   config.draw = request.draws;
   config.backend.num_threads = request.num_threads;
+  // Host blocks belong to the connector. Without one, only a pair of engines has a staging buffer.
   const bool is_connected =
       !config.connector.parts.empty() || prepared.parts.clients->connector() != nullptr;
   config.backend.num_host_blocks =
@@ -412,7 +433,7 @@ Result<void> check_profile(const std::string& path, const std::string& engine) {
               "followed");
 }
 
-// The step that failed.
+// Returns the step of the divergence, of the first different decision, or the last step.
 static std::int64_t failing_step(const RunSummary& summary) {
   if (summary.divergence) return summary.divergence->step;
   return summary.mismatch ? summary.mismatch->step : summary.steps;

@@ -14,11 +14,12 @@ void add_line(std::string& text, std::string_view label, const std::string& valu
   if (!value.empty()) text += fmt::format("  {:<9} {}\n", label, value);
 }
 
+// -1 means that the number does not apply.
 std::string number_or_nothing(std::int64_t number) {
   return number < 0 ? std::string() : fmt::format("{}", number);
 }
 
-// "3 (tp 1, pp 1)"
+// Returns the rank and its coordinates: "3 (tp 1, pp 1)". Data parallel ranks have only "dp 1".
 std::string rank_of(const Divergence& found) {
   std::string place;
   for (const auto& [name, number] : {std::pair{"tp", found.tp_rank},
@@ -30,7 +31,9 @@ std::string rank_of(const Divergence& found) {
   return found.rank < 0 ? place : fmt::format("{} ({})", found.rank, place);
 }
 
-// "request r17, group 0, layer 3 (layers.3), tensor 1, block 812, slot 12997, token 305, byte 640"
+// Returns where the difference is, from the rank to the byte: "request r17, token 305, group 0,
+// layer 3 (layers.3), tensor 1, block 812, slot 12997, byte 640". A layer without a number is left
+// out.
 std::string place_of(const Divergence& found) {
   std::string text;
   const auto add = [&](std::string_view what, const std::string& value) {
@@ -94,6 +97,7 @@ nlohmann::ordered_json json_of(const Divergence& found) {
   json["message"] = found.message;
   if (const auto words = found.sanitizer_words ? found.sanitizer_words() : ""; !words.empty())
     json["sanitizer_words"] = words;
+  // A page may have megabytes; most divergences have none.
   if (found.found_page.empty()) return json;
   json["expected_page"] = hex_digits(found.expected_page);
   json["found_page"] = hex_digits(found.found_page);

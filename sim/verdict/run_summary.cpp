@@ -92,6 +92,7 @@ void add_counts(const RunSummary& one, RunSummary& sum) {
       sum.not_checked.push_back(sentence);
 }
 
+// Covers the whole decision, block ids included: two runs with equal chains allocate equal blocks.
 void StateHashChain::add(const SchedulerOutput& decision) {
   add(static_cast<std::uint64_t>(decision.step) << 32 | decision.scheduled.size());
   for (const ScheduledRequest& scheduled : decision.scheduled) {
@@ -102,6 +103,7 @@ void StateHashChain::add(const SchedulerOutput& decision) {
         static_cast<std::uint64_t>(scheduled.is_new) << 1 |
         static_cast<std::uint64_t>(scheduled.is_resumed));
   }
+  // The length comes first, so that an entry that moves from one list to the next changes the hash.
   const auto add_all = [this](const auto& list) {
     add(list.size());
     for (const auto& entry : list) add(static_cast<std::uint64_t>(entry));

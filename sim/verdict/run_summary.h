@@ -2,6 +2,7 @@
 //
 // Invariants
 // (1) state_hash and all counts depend only on configuration, workload and seed; times do not.
+// (2) Every count is a row of kRunCounters, so JSON, sums over ranks and texts cannot miss one.
 #pragma once
 
 #include <bit>
@@ -21,15 +22,16 @@
 
 namespace lockstep {
 
+// How a run ended. A run has one verdict; the first failure decides it.
 enum class Verdict : std::uint8_t {
   agreed,          // every step compared equal
   divergence,      // see RunSummary::divergence
-  liveness,        // requests wait, nothing runs and nothing will arrive
-  engine_failure,  // the engine that decides has failed
-  mismatch,        // ... and decides differently from the model it is compared with
-  parted,          // of a recording: the run did not fail, and its decisions are not the recorded
+  liveness,        // requests wait, nothing runs and nothing can arrive
+  engine_failure,  // the deciding engine has failed
+  mismatch,        // it decides differently from the model
+  parted,          // of a recording: no failure, but other decisions than recorded
   audit,           // the audit of the decisions has findings, see RunSummary::violation
-  violation,       // of a saved case: another check of the judge fails, see there too
+  violation,       // of a saved case: another check fails, also in RunSummary::violation
   harness,         // Lockstep's own code in an engine's process raised: no verdict on the engine
 };
 
@@ -47,6 +49,7 @@ struct StuckRequest {
   std::string why;  // "needs 12 blocks more; 3 of 40 are free, no running request will free any"
 };
 
+// Elapsed seconds of a run by phase. They are the only fields that differ between equal runs.
 struct PhaseSeconds {
   double schedule = 0;  // only the model's decisions: schedule and update_from_output
   double program = 0;   // deriving the program and the memory model's step
@@ -55,9 +58,10 @@ struct PhaseSeconds {
   double wall = 0;      // the whole run
 };
 
-// What a run counts. A count is a member here and a row of kRunCounters.
+// What a run counts. Each count is a member here and a row of kRunCounters. All are totals over the
+// run and over ranks.
 struct RunCounts {
-  std::int64_t requests = 0;  // that arrived
+  std::int64_t requests = 0;  // arrivals
   std::int64_t finished_requests = 0;
   std::int64_t aborted_requests = 0;
   std::int64_t refused_requests = 0;  // longer than max_model_len allows
@@ -65,7 +69,7 @@ struct RunCounts {
   std::int64_t request_steps = 0;  // requests scheduled, summed over steps
   std::int64_t scheduled_tokens = 0;
   std::int64_t output_tokens = 0;
-  std::int64_t prompt_tokens = 0;  // of the requests that were scheduled for the first time
+  std::int64_t prompt_tokens = 0;  // of requests at their first scheduling
   std::int64_t cached_tokens = 0;  // of the prompts, found in the prefix cache at first scheduling
   std::int64_t hits = 0;           // requests with cached tokens at first scheduling
   std::int64_t preemptions = 0;
@@ -79,7 +83,7 @@ struct RunCounts {
   std::int64_t host_bytes_checked = 0;   // of those blocks
   std::int64_t blocks_loaded = 0;        // from the host tier
   std::int64_t blocks_stored = 0;        // to it
-  std::int64_t blocks_lost = 0;          // were to be loaded and were not
+  std::int64_t blocks_lost = 0;          // whose load failed
   std::int64_t host_evictions = 0;       // blocks of the host tier given to another content
   std::int64_t frees_delayed = 0;  // requests that kept their blocks after their end, to be sent
   std::int64_t table_entries_checked = 0;
@@ -87,24 +91,24 @@ struct RunCounts {
   std::int64_t rows_read = 0;              // cache rows under compared attention digests
   std::int64_t outputs_checked = 0;        // floats of attention outputs
   std::int64_t state_numbers_checked = 0;  // of states of real numbers, after updates
-  std::int64_t state_outputs_checked = 0;  // floats that convolutions and recurrences gave out
+  std::int64_t state_outputs_checked = 0;  // floats of convolution and recurrence outputs
   std::int64_t rows_extracted = 0;         // hidden states of finished requests, compared
-  std::int64_t hidden_files_seen = 0;      // of those, on a simulated disk, whole
-  std::int64_t union_rows_checked = 0;     // rows of all ranks together, found on the right number
+  std::int64_t hidden_files_seen = 0;      // complete files of them on a simulated disk
+  std::int64_t union_rows_checked = 0;     // rows of the whole model found on enough ranks
   std::int64_t idle_rank_steps = 0;        // of data parallel ranks without work of their own
   std::int64_t eager_rank_steps = 0;       // of data parallel ranks that agreed on no graph
-  std::int64_t collectives_checked = 0;    // calls of data parallel ranks, put side by side
-  std::int64_t draft_rows_written = 0;     // slots that a drafter's passes wrote
+  std::int64_t collectives_checked = 0;    // calls of data parallel ranks, matched
+  std::int64_t draft_rows_written = 0;     // slots that passes of a draft model wrote
   std::int64_t draft_rows_replaced = 0;    // of those, slots of drafts, accepted or not
   std::int64_t draft_rows_next_block = 0;  // ... in the block after the last token's
-  std::int64_t draft_rows_at_end = 0;      // ... in the last position's place, for one behind it
+  std::int64_t draft_rows_at_end = 0;      // ... clamped to the last position of max_model_len
   std::int64_t draft_rows_again = 0;       // ... run again, because of rejected drafts
-  std::int64_t draft_rows_read = 0;        // that a drafter went on behind, looked at once each
+  std::int64_t draft_rows_read = 0;        // rows that passes read, each checked once
   std::int64_t draft_rows_hit = 0;         // of those, of a prefix hit
-  std::int64_t stale_draft_rows = 0;       // not right, and left so by the release
+  std::int64_t stale_draft_rows = 0;       // of those, wrong, as the release leaves them
 };
 
-// One of them: its key in JSON, and the words behind its figure where the text has a row for it.
+// A count: its key in JSON, and the words after its figure in the text; empty: not in the text.
 struct RunCounter {
   const char* name;
   std::int64_t RunCounts::*count;
@@ -159,10 +163,11 @@ inline constexpr RunCounter kRunCounters[] = {
     {"stale_draft_rows", &RunCounts::stale_draft_rows,
      "of them stale, or never written, as the release leaves them"},
 };
+// Fails if a member has no row.
 static_assert(sizeof(RunCounts) == std::size(kRunCounters) * sizeof(std::int64_t));
 
-// A check in addition to the run that failed: the first decision of another engine that the model
-// does not make, or what audit and invariants found.
+// A failed check in addition to the run's own: the first decision of another engine that the model
+// does not make, or a finding of the audit or the invariants.
 struct CheckFailure {
   std::string check;  // "conform.scheduled", "audit.attention_read"
   std::int64_t step = -1;
@@ -170,7 +175,7 @@ struct CheckFailure {
   std::string request{};  // empty: none
 };
 
-// How a run ended, and what it shows of it.
+// How a run ended, and its evidence. Only the members of its verdict are set.
 struct RunVerdict {
   Verdict verdict = Verdict::agreed;
   std::optional<Divergence> divergence;
@@ -178,30 +183,30 @@ struct RunVerdict {
   std::optional<CheckFailure> mismatch;
   std::optional<CheckFailure> violation;
   std::string wait_cycle;                // liveness: the cycle of waiting requests; may be empty
-  bool cycle_head_holds_blocks = false;  // the first of that cycle has loaded a part
+  bool cycle_head_holds_blocks = false;  // True if its first request has loaded a part
   std::vector<StuckRequest> stuck;       // liveness
-  std::int64_t stuck_total = 0;          // all of them; `stuck` holds the first few
+  std::int64_t stuck_total = 0;          // all; `stuck` lists the first few
   std::int32_t stuck_dp_rank = -1;       // their data parallel rank; -1: there is one
 };
 
 struct RunSummary : RunCounts, RunVerdict {
   std::vector<std::string> not_checked;  // one line each
 
-  std::vector<KernelStatistics> kernels;  // what the backend launched
-  GraphStatistics graphs;                 // and what it captured and replayed
+  std::vector<KernelStatistics> kernels;  // by kernel, of the backend
+  GraphStatistics graphs;
 
   std::string backend;  // name and device; "none"
   StateHash state_hash;
   PhaseSeconds seconds;
 };
 
-// Texts in it may not be UTF-8: dump it with error_handler_t::replace.
+// Returns the summary as JSON. Its texts may not be UTF-8: dump it with error_handler_t::replace.
 nlohmann::ordered_json json_of(const RunSummary& summary);
 
-// Adds what a kernel came to to those of other ranks.
+// Adds one rank's totals of a kernel to those of other ranks, found by the kernel's name.
 void add_kernel(const KernelStatistics& kernel, std::vector<KernelStatistics>& kernels);
-// Adds counts, times, kernels, graphs and what was not checked of one data parallel rank to those
-// of others: all but the verdict.
+// Adds one data parallel rank's counts, times, kernels and graphs to the sum, and lists what it did
+// not check, each line once. The verdict is not changed.
 void add_counts(const RunSummary& one, RunSummary& sum);
 
 // The chain of state hashes: 128 bits that every step's decisions and expectations extend. Two runs
