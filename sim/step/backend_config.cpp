@@ -31,6 +31,7 @@ BackendConfig make_backend_config(const EngineConfig& engine, KVCacheConfig plan
     // A size that the attention backend cannot take is refused later, where it is needed.
     const auto kernel = kernel_block_size(rows.groups[g], attention_backend, fp32_states, g);
     config.kernel_block_sizes.push_back(kernel ? *kernel : spec.block_size);
+    // Caches whose block count does not grow with the request.
     if (is_ring(spec) || spec.blocks_per_request > 0) {
       config.max_blocks_per_row.push_back(
           static_cast<std::int32_t>(std::max<std::int64_t>(spec.blocks_per_request, 1)));
@@ -49,7 +50,7 @@ BackendConfig make_backend_config(const EngineConfig& engine, KVCacheConfig plan
 
 namespace {
 
-// Tensor parallel ranks of a stage; without any, those of decode context parallelism.
+// Returns the tensor parallel ranks of a stage; without any, those of decode context parallelism.
 std::int32_t ranks_side_by_side(const BackendConfig& config) {
   return std::max(config.parallel.tp_size, config.parallel.dcp_size);
 }
@@ -63,6 +64,8 @@ std::int32_t num_ranks(const BackendConfig& config) {
   return config.parallel.pp_size * num_pcp_ranks(config) * ranks_side_by_side(config);
 }
 
+// Ranks are numbered as in num_ranks(), tensor parallel ranks fastest. Adjacent tensor parallel
+// ranks form a decode context group: with tp 4 and dcp 2, ranks 0 and 1 share the tokens.
 BackendConfig config_of_rank(const BackendConfig& config, std::int32_t rank) {
   LS_CHECK(rank >= 0 && rank < num_ranks(config), "rank {} of {}", rank, num_ranks(config));
   BackendConfig own = config;
@@ -81,6 +84,8 @@ BackendConfig config_of_rank(const BackendConfig& config, std::int32_t rank) {
 
 namespace {
 
+// Checks the interleave of context parallelism. A rank must hold complete interleaved runs of each
+// block, and complete compressed rows, since a row covers several tokens.
 Result<void> check_shares(const BackendConfig& config, const KVCacheGroupSpec& group) {
   const std::int32_t interleave = config.context.interleave;
   const bool is_shared = config.context.num_ranks > 1 && is_dealt_out(group.spec);
@@ -203,6 +208,7 @@ Result<KVCacheConfig> plan_for_groups(std::vector<KVCacheGroupSpec> groups,
   return plan;
 }
 
+// Divides the plan first: tensors and pages follow from the rank's own heads and layers.
 Result<RankModel> rank_model(const BackendConfig& config, std::int32_t rank) {
   BackendConfig own = config_of_rank(config, rank);
   LS_ASSIGN_OR_RETURN(RankPlan plan, rank_plan(config.plan, own.parallel, config.queries_per_kv));
@@ -216,6 +222,7 @@ Result<RankModel> rank_model(const BackendConfig& config, std::int32_t rank) {
 
 namespace {
 
+// Rounds up to the next captured size, without the upper limit.
 std::int64_t on_the_grid(std::int64_t num_tokens) {
   if (num_tokens <= 2) return num_tokens;
   if (num_tokens <= 4) return 4;

@@ -17,55 +17,58 @@
 
 namespace lockstep {
 
-// Rows, widths and tokens as the engine's options say.
+// Returns the configuration that the engine's options define: rows, table widths, tokens per step.
+// The other members keep their defaults.
 BackendConfig make_backend_config(
     const EngineConfig& engine, KVCacheConfig plan,
     AttentionBackend attention_backend = AttentionBackend::flash_attn);
-// Ranks with their own memory: pipeline stages, in each the ranks of prefill context parallelism,
-// in each the tensor parallel ranks, over which decode context parallelism shards tokens. If a plan
-// describes one rank (tp_size 1): only the context parallel ranks.
+// Returns the number of ranks with their own memory: pipeline stages, in each the ranks of prefill
+// context parallelism, in each the tensor parallel ranks, over which decode context parallelism
+// shards tokens. If a plan describes one rank (tp_size 1): only the context parallel ranks.
+// Example: pp 2, pcp 2, tp 4 with dcp 2 are 16 ranks, and 4 of them share a sequence.
 std::int32_t num_ranks(const BackendConfig& config);
 BackendConfig config_of_rank(const BackendConfig& config, std::int32_t rank);
-// What engine, plan and ranks say, for the table of compatibility.h.
+// Returns what engine, plan and ranks state, for the table of compatibility.h.
 RunFacts facts_of(const EngineConfig& engine, const BackendConfig& config);
-// Refused: degrees that the plan cannot be cut into.
+// Refuses degrees that cannot divide the plan.
 Result<void> check_ranks(const BackendConfig& config);
 
 struct RankModel {
-  BackendConfig config;  // as config_of_rank() says, but with the plan of the rank alone
+  BackendConfig config;  // config_of_rank(), but with the rank's own plan
   MemoryModel model;
 };
-// Refused: degrees that the plan cannot be cut into, and what the model cannot follow.
+// Returns one rank's memory model. Errors: degrees that cannot divide the plan, and plans that the
+// model does not support.
 Result<RankModel> rank_model(const BackendConfig& config, std::int32_t rank);
 
-// flash_attn where it takes the plan's blocks; any_size for smaller ones, as in some recordings.
+// Returns flash_attn if it supports the plan's block sizes; any_size for smaller ones, as in some
+// recordings.
 AttentionBackend attention_backend_for(const KVCacheConfig& plan);
-// A backend's name that is a library of kernels: "./kernels.so".
+// Returns true for a library of kernels: "./kernels.so".
 bool is_plugin(std::string_view backend);
-// A Python class: "kernels:my/kernels.py:Class"; on a GPU "cuda_kernels:my/kernels.py:Class".
+// Returns true for a Python class: "kernels:my/kernels.py:Class"; on a GPU
+// "cuda_kernels:my/kernels.py:Class".
 bool is_kernel_class(std::string_view backend);
-// A plugin or a class, in place of the CUDA backend's cache writes and attention.
+// Returns true for both: their kernels replace the CUDA backend's cache writes and attention.
 bool is_user_kernels(std::string_view backend);
-// Names of backends that are an engine's own worker: "vllm", "vllm:DIR", "worker:COMMAND". It
-// shapes its caches as vLLM's Triton backend does.
+// Returns true for an engine's own worker: "vllm", "vllm:DIR", "worker:COMMAND". It shapes its
+// caches as vLLM's Triton backend does.
 bool is_engine_worker(std::string_view backend);
 AttentionBackend worker_attention_backend(const KVCacheConfig& plan);
-// A plan for the groups of a recording: one tensor per place in the group, pages padded to the
-// largest so that all groups draw from one pool.
+// Returns a plan for the groups of a recording: one tensor per position in the group, pages padded
+// to the largest so that all groups share one pool.
 Result<KVCacheConfig> plan_for_groups(std::vector<KVCacheGroupSpec> groups,
                                       std::int64_t num_blocks);
 
-// Of groups that have no such plan (several layers a page): one tensor of all layers, for runs
-// without a backend, in which no page has a place.
+// Returns a plan for groups without such a plan (several layers per page): one tensor of all
+// layers. Only for runs without a backend, since no page has a position in it.
 KVCacheConfig unplaced_plan(std::vector<KVCacheGroupSpec> groups, std::int64_t num_blocks);
 
-// To how many tokens a batch is padded where CUDA graphs are captured, by vLLM's rule: sizes 1, 2
-// and 4, multiples of 8 below 256, multiples of 16 from there on, all of them up to
-// max_cudagraph_capture_size, and the largest step itself where that is not above it
-// (vllm/config/vllm.py, _set_cudagraph_sizes). The backend has its own list of sizes.
-
-// The size of the graph that takes `num_tokens`; 0: none does, the step runs without one.
-// REQUIRES: num_tokens >= 0.
+// Returns the size of the CUDA graph that takes `num_tokens`; 0: none, the step runs without a
+// graph. vLLM captures sizes 1, 2 and 4, multiples of 8 below 256, and multiples of 16 from 256,
+// all up to max_cudagraph_capture_size; also the largest step, if it is not above that
+// (vllm/config/vllm.py, _set_cudagraph_sizes()). The backend has its own list. Examples: 3 gives 4,
+// 9 gives 16, 260 gives 272. REQUIRES: num_tokens >= 0.
 std::int64_t captured_batch(std::int64_t num_tokens, std::int64_t max_capture_size,
                             std::int64_t max_tokens_per_step);
 

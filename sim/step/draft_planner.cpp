@@ -13,19 +13,22 @@
 namespace lockstep {
 namespace {
 
-// The n-th unknown draft of its step.
+// Returns the invented token of a step's n-th unknown draft: negative, so it is never a real token.
 constexpr std::int32_t unnamed(std::size_t n) { return -1 - static_cast<std::int32_t>(n); }
 
+// Returns true for caches with one row per token that no replay recomputes.
 bool has_plain_rows(const KVCacheSpec& spec) {
   const bool is_kept = attends_to_all(spec.kind) || is_sliding_window(spec.kind);
   return is_kept && !spec.bounded_replay && is_one_row(spec.tokens_per_state);
 }
 
-// Tokens after its position that a row is made of.
+// Returns how many tokens after its own position a row depends on: none for a separate model, the
+// next token for EAGLE and the first MTP module, one more per further module.
 std::int64_t tokens_ahead(DraftShape shape, std::int32_t module) {
   return shape == DraftShape::standalone ? 0 : 1 + module;
 }
 
+// Returns why the passes cannot be followed; empty: they can.
 std::string why_not_followed(const EngineConfig& engine, const BackendConfig& backend,
                              DraftRunner runner, DraftShape shape) {
   const KVCacheConfig& plan = backend.plan;
@@ -61,6 +64,7 @@ FollowedDrafter followed_drafter(const EngineConfig& engine, const BackendConfig
       profile == nullptr ? DraftRunner::unknown : profile->release->draft_runner;
   const auto num_modules =
       std::min<std::int64_t>(std::ssize(backend.plan.draft_modules), engine.num_spec_tokens);
+  // Only model runner V2 runs each module once per step; V1 runs the first module for every draft.
   const DraftShape shape = !is_eagle ? DraftShape::standalone
                            : num_modules > 1 && runner == DraftRunner::second
                                ? DraftShape::modules
@@ -105,6 +109,9 @@ DraftPlanner::Tokens DraftPlanner::tokens_of(const ScheduledRequest& scheduled,
   for (const std::int32_t token : sampled)
     tokens.sampled.push_back(content = next_content(content, token));
   const std::int64_t end = std::int64_t{scheduled.computed} + scheduled.num_tokens;
+  // A verified step keeps its known tokens and the accepted drafts. Of `sampled`, the last one is
+  // new: its position is not computed yet. Example: 1 known token and 3 drafts, 2 tokens sampled: 1
+  // draft was accepted, 2 rejected.
   const std::int64_t standing =
       std::min(end, tokens.num_before + std::max<std::int64_t>(0, std::ssize(sampled) - 1));
   tokens.num_rejected = end - standing;
@@ -160,8 +167,8 @@ void DraftPlanner::plan(const SchedulerOutput& decision, const ModelOutput& outp
   }
 }
 
-// The first pass has as many tokens as the target's, rejected drafts included: nothing waits for a
-// device that knows how many there are.
+// Adds the passes of one module. The first pass has as many tokens as the target's, rejected drafts
+// included: the host does not wait for the device to report their number.
 void DraftPlanner::add_passes(const RowSlice& slice, const WorkerRequest& request,
                               const Tokens& tokens, StepProgram& program) const {
   const bool is_standalone = drafter_.shape == DraftShape::standalone;
@@ -195,13 +202,13 @@ void DraftPlanner::add_passes(const RowSlice& slice, const WorkerRequest& reques
         tokens.drafts[pass], is_standalone ? DraftMark::of_drafts : DraftMark::proposed));
 }
 
-// Rejected drafts are left out, and rows of later modules that they went into are run again, out of
-// inputs that were kept (multi_module_mtp/speculator.py).
+// Adds one pass per module. Rejected drafts are left out. Rows of later modules that depended on
+// them are recomputed from kept inputs (multi_module_mtp/speculator.py).
 void DraftPlanner::add_modules(const RowSlice& slice, WorkerRequest& request, const Tokens& tokens,
                                StepProgram& program) {
   const std::int32_t num_kept = drafter_.num_drafts - 1;
-  // Of a prompt of one token that was padded with drafts the release runs positions below 0 again
-  // (docs/findings.md, 43): left out.
+  // A prompt of one token that was padded with drafts makes the release recompute positions below 0
+  // (docs/findings.md, 43); these are left out.
   const std::int64_t again =
       std::clamp<std::int64_t>(tokens.num_rejected - 1, 0, slice.first_position);
   const std::int64_t first = slice.first_position - again;
@@ -241,6 +248,7 @@ Checked DraftPlanner::apply(const StepProgram& program, std::span<const RequestI
   return {};
 }
 
+// All rows of the step, drafts excluded. A later pass over a row clears its mark.
 void DraftPlanner::skip_rows(const StepProgram& program, std::span<const RequestId> requests) {
   for (std::size_t i = 0; i < requests.size(); ++i)
     for (std::size_t g = 0; g < groups_.size(); ++g) {
@@ -256,6 +264,7 @@ void DraftPlanner::skip_rows(const StepProgram& program, std::span<const Request
     }
 }
 
+// Positions at max_model_len and after it share the last position: the engine clamps them.
 Checked DraftPlanner::write_passes(const StepProgram& program, const DraftRow& row,
                                    WorkerRequest& request) {
   const std::uint64_t* content = program.draft_contents.data() + row.first_content;
@@ -277,6 +286,8 @@ Checked DraftPlanner::write_passes(const StepProgram& program, const DraftRow& r
   return {};
 }
 
+// Overwriting another request's right row with other content is a finding, as both requests own the
+// slot. Wrong rows may be overwritten by anything.
 Checked DraftPlanner::write_row(const StepProgram& program, const WorkerRequest& request,
                                 std::int32_t module, std::int64_t position, ContentId now) {
   for (std::size_t g = 0; g < groups_.size(); ++g) {
@@ -319,7 +330,8 @@ Checked DraftPlanner::write_row(const StepProgram& program, const WorkerRequest&
   return {};
 }
 
-// Rows that the request continues after, for the first time in this step.
+// Checks the rows before the step's first token that the request has not read before. num_read
+// starts at 0, so a new request checks its whole hit.
 Checked DraftPlanner::check_reads(const StepProgram& program, const RowSlice& slice,
                                   WorkerRequest& request, const Tokens& tokens) {
   for (std::size_t g = 0; g < groups_.size(); ++g)
@@ -365,7 +377,8 @@ Checked DraftPlanner::check_read(const StepProgram& program, const WorkerRequest
   return found;
 }
 
-// Whether the release itself leaves the row as it is: docs/findings.md, 40 to 44.
+// Findings 40 to 44 of docs/findings.md: rows of steps without a pass, wrong tokens and windows,
+// drafts of several modules, and hits whose next token belongs to another request.
 bool DraftPlanner::is_left_so(const WorkerRequest& request, const Tokens& tokens,
                               std::int32_t group, std::int64_t position,
                               const SlotContent* slot) const {
@@ -384,13 +397,13 @@ bool DraftPlanner::is_left_so(const WorkerRequest& request, const Tokens& tokens
     default:
       return false;
   }
-  // A block is found by its own tokens alone: the one behind it may be of another request, which
-  // went on as this one does.
+  // A block's hash covers its own tokens only. The token after it may be that of another request
+  // that shares the prefix and continues differently.
   return drops_a_block_ &&
          (tokens.is_next_cached || holds_token(request, tokens, group, position + 1, true));
 }
 
-// True if another request's block holds the token after a hit that drops its last block.
+// Returns true if a block holds the token after a hit that drops its last block.
 bool DraftPlanner::is_next_cached(const WorkerRequest& request, const Tokens& tokens,
                                   const ScheduledRequest& scheduled) const {
   if (!drops_a_block_ || scheduled.computed == 0 || !(scheduled.is_new || scheduled.is_resumed))

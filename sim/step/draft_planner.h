@@ -41,21 +41,24 @@ namespace lockstep {
 //     unverified drafts, and right if they are accepted.
 
 enum class DraftMark : std::uint8_t {
-  settled,       // of tokens that stand
-  of_drafts,     // of tokens that stand and of drafts behind them, by the target's hidden states
-  proposed,      // by a pass for one draft, out of the drafter's own hidden states
-  rejected,      // of a draft that was rejected, by the pass over the step's tokens
-  wrong_token,   // of another token than the one behind it
-  wrong_window,  // run again with another token's inputs
+  settled,       // from known tokens only
+  of_drafts,     // from known tokens and the drafts after them, with target hidden states
+  proposed,      // by a pass for one draft, from the draft model's own hidden states
+  rejected,      // for a rejected draft, by the pass over the step's tokens
+  wrong_token,   // from a token that is not the next one
+  wrong_window,  // recomputed with another token's inputs
 };
 inline constexpr std::uint64_t kDraftMarks = 15;
 
+// Returns the content of a row: a hash of the last token that it depends on, and its origin in the
+// lowest 4 bits.
 constexpr ContentId drafter_row(ContentId last_token, DraftMark mark) {
   return (mix(last_token ^ 0x6472616674657200ull) & ~kDraftMarks) |
          static_cast<std::uint64_t>(mark);
 }
 constexpr DraftMark mark_of(ContentId row) { return static_cast<DraftMark>(row & kDraftMarks); }
-// Whether a row holds what a drafter that knew all tokens would have written.
+// Returns true if the row equals what a draft model that knew all tokens would have written,
+// `settled` up to the mark. A row of accepted drafts is right too.
 constexpr bool is_right(ContentId row, ContentId settled) {
   return mark_of(row) <= DraftMark::of_drafts && (row | kDraftMarks) == (settled | kDraftMarks);
 }
@@ -78,48 +81,55 @@ constexpr std::string_view words_of(DraftMark mark) {
   return "a row";
 }
 
-// How the engine's drafter runs over the plan's draft_modules. A shape of none comes with words
-// that say why, or without any where the plan has no drafter.
+// How the engine's draft model runs over the plan's draft_modules. A shape of none has a reason in
+// `why_not`, which is empty if the plan has no draft model.
 struct FollowedDrafter {
   DrafterConfig config;
   std::string why_not{};
 };
+// `has_connector`: with a connector, rows may be loaded whose origin is unknown.
 FollowedDrafter followed_drafter(const EngineConfig& engine, const BackendConfig& backend,
                                  bool has_connector);
 
+// Plans the passes of each step, applies them to the memory model, and checks what they read.
 class DraftPlanner {
  public:
   DraftPlanner(const EngineConfig& engine, const BackendConfig& config, MemoryModel& model,
                Worker& worker, RunCounts& counts);
 
   bool is_followed() const { return drafter_.shape != DraftShape::none; }
-  // After the builder: writes the passes of a decided and sampled step into its program. `requests`
-  // are those of program.rows, in the order of the decision's.
+  // Writes the passes of a decided and sampled step into its program. `requests` are those of
+  // program.rows, in the order of the decision's. REQUIRES: the builder has built the program.
   void plan(const SchedulerOutput& decision, const ModelOutput& output,
             std::span<const RequestId> requests, StepProgram& program);
-  // After the step's own rows: the passes on the memory model, and what they read.
+  // Runs the passes on the memory model and checks the rows that they read. REQUIRES: the step's
+  // own rows are written.
   Checked apply(const StepProgram& program, std::span<const RequestId> requests);
 
  private:
   // A request's tokens around the end of a step, by their contents.
   struct Tokens {
     std::int64_t last = 0;          // L of DraftShape
-    std::int64_t num_rejected = 0;  // drafts of the step behind it
+    std::int64_t num_rejected = 0;  // drafts of the step after it
     std::int64_t num_before = 0;    // tokens that the worker knew before the step
     std::vector<ContentId> sampled;
-    std::vector<ContentId> drafts;  // the token at L + 1, and what is drafted behind it
-    bool is_next_cached = false;    // before the step, the token after a hit: in the dropped block
+    std::vector<ContentId> drafts;  // the token at L + 1, and the drafts after it
+    bool is_next_cached = false;    // see is_next_cached()
     std::int64_t num_known() const { return num_before + std::ssize(sampled); }
   };
+  // Returns the tokens after a step that sampled `sampled` and proposed `proposed` for the next
+  // one.
   Tokens tokens_of(const ScheduledRequest& scheduled, const WorkerRequest& request,
                    std::span<const std::int32_t> sampled,
                    std::span<const std::int32_t> proposed) const;
+  // Returns the content at a position: known before the step, sampled by it, or a draft after it.
   static ContentId content_at(const WorkerRequest& request, const Tokens& tokens,
                               std::int64_t position);
   void add_passes(const RowSlice& slice, const WorkerRequest& request, const Tokens& tokens,
                   StepProgram& program) const;
   void add_modules(const RowSlice& slice, WorkerRequest& request, const Tokens& tokens,
                    StepProgram& program);
+  // Marks the rows of a step in which the draft model did not run.
   void skip_rows(const StepProgram& program, std::span<const RequestId> requests);
 
   Checked write_passes(const StepProgram& program, const DraftRow& row, WorkerRequest& request);
@@ -131,26 +141,29 @@ class DraftPlanner {
                      std::int32_t module, std::int64_t position, const Tokens& tokens);
   bool is_next_cached(const WorkerRequest& request, const Tokens& tokens,
                       const ScheduledRequest& scheduled) const;
+  // Returns true if any block of the pool holds the token at `position`. O(num_blocks).
   bool holds_token(const WorkerRequest& request, const Tokens& tokens, std::int32_t group,
                    std::int64_t position, bool by_another) const;
+  // Returns true if the release itself leaves the row wrong, so that it is counted, not reported.
   bool is_left_so(const WorkerRequest& request, const Tokens& tokens, std::int32_t group,
                   std::int64_t position, const SlotContent* slot) const;
 
   const DrafterConfig drafter_;
-  const bool drops_a_block_;  // of each hit, in place of hashes that look ahead
+  const bool drops_a_block_;  // of each hit; false: its hashes look ahead
   const std::vector<KVCacheGroupSpec>& groups_;
   MemoryModel& model_;
   Worker& worker_;
   RunCounts& counts_;
   const std::int64_t block_size_;                   // tokens
-  std::vector<std::vector<std::int32_t>> modules_;  // of each group, those that run there
-  std::vector<Tokens> tokens_;                      // of each row of the program
-  // Rows that a step was to write and whose drafter did not run: by block, 1 a slot.
+  std::vector<std::vector<std::int32_t>> modules_;  // [group]: modules with layers there
+  std::vector<Tokens> tokens_;                      // per row of the program
+  // Rows of steps in which the draft model did not run. By block: 1 for each slot not written
+  // since.
   std::map<BlockId, std::vector<std::uint8_t>> skipped_;
 };
 
-// Rule (4) over a drafter's rows as the memory model has them, [first, last) cut to what is written
-// behind its last gap.
+// The digest of rule (4) over a draft model's rows, as the memory model has them. Positions up to
+// the last unwritten one are left out: [first, last) starts after it.
 struct DraftProbe {
   std::int64_t first = 0;
   std::uint64_t digest = 0;

@@ -77,6 +77,7 @@ TokenPlace place_of_token(const MemoryModel& model, const Worker& worker, std::i
 ModelStep::ModelStep(const KVCacheConfig& plan, MemoryModel& model, Worker& worker)
     : plan_(plan), num_replayed_(replayed_tokens(plan)), model_(model), worker_(worker) {}
 
+// Returns at the first finding: later operations would build on a state that cannot exist.
 Checked ModelStep::apply(const StepProgram& program, std::span<const RequestId> requests,
                          StepExpectation& expected) {
   LS_CHECK(program.rows.size() == requests.size(), "{} rows, {} requests", program.rows.size(),
@@ -97,7 +98,7 @@ Checked ModelStep::apply(const StepProgram& program, std::span<const RequestId> 
       continue;
     }
     slots.assign(program.num_padded_tokens, PAD_SLOT_ID);
-    if (model_.is_hot_group(g)) continue;  // rows come from the host alone
+    if (model_.is_hot_group(g)) continue;  // rows come only from the host
     for (std::size_t i = 0; i < program.rows.size(); ++i)
       LS_RETURN_UNLESS_FINE(write_tokens(program, program.rows[i], requests[i], g, slots));
   }
@@ -108,8 +109,8 @@ Checked ModelStep::apply(const StepProgram& program, std::span<const RequestId> 
   return {};
 }
 
-// A finding here is the scheduler's: it copies what is not there, or allocates a block that is in
-// use. The memory model refuses it before a backend executes it.
+// Applies the operations on whole blocks. A finding here is the scheduler's: it copies content that
+// does not exist, or allocates a block in use. The memory model refuses it before a backend runs.
 Checked ModelStep::apply_blocks(const StepProgram& program) {
   for (const BlockCopy& copy : program.settled)
     if (auto wrong = model_.copy_state(copy.group, copy.source, copy.target, copy.conv_source,
@@ -136,13 +137,15 @@ Checked ModelStep::apply_blocks(const StepProgram& program) {
   return {};
 }
 
+// Writes the tokens of a row into one group and derives their slots. Tokens of other ranks keep
+// PAD_SLOT_ID.
 Checked ModelStep::write_tokens(const StepProgram& program, const RowSlice& slice, RequestId id,
                                 std::int32_t group, std::vector<Slot>& slots) {
   const WorkerRequest& request = worker_.at(id);
   const KVCacheSpec& spec = plan_.groups[group].spec;
   const std::int64_t end = std::int64_t{slice.first_position} + slice.num_tokens;
-  // Of a chunk longer than a ring only the last tokens have a row. Tokens that are computed again
-  // for a window keep the rows that the hit found: other requests read them.
+  // Only the last tokens of a chunk longer than a ring have a row. Tokens that are recomputed for a
+  // window keep the rows of the hit in other groups: other requests read them.
   const std::int64_t first =
       is_ring(spec) ? std::max<std::int64_t>(slice.first_position, end - spec.block_size)
       : is_prefix_cacheable(spec) && slice.replay_start > 0
@@ -194,8 +197,8 @@ Checked ModelStep::write_token(const StepProgram& program, const WorkerRequest& 
   slot = index_of(block) * model_.block_size(group) + offset;
   if (block == kNullBlock)
     return finding(fmt::format("token {} would be written to the null block", position));
-  if (model_.is_source_group(group)) return {};  // where it is mirrored to
-  // The same content may be written twice (a resumed request, a shared block); other content of
+  if (model_.is_source_group(group)) return {};  // a mirror writes it
+  // Equal content may be written twice (a resumed request, a shared block). Different content of
   // another request means that two requests own the slot.
   const BlockContent& content = model_.block(block);
   if (content.group != -1 && content.group != group)
@@ -222,6 +225,7 @@ Checked ModelStep::advance_states(const StepProgram& program, std::span<const Re
                                   StepExpectation& expected) {
   expected.states_before.clear();
   // Updates and rows are both in batch order: one pass over each.
+  // Updates and rows are both in batch order, so one pass suffices.
   std::size_t row = 0;
   for (const StateUpdate& update : program.state_updates) {
     while (program.rows[row].row != update.row) ++row;

@@ -16,8 +16,8 @@
 
 namespace lockstep {
 
-// What an update of real numbers starts from and overwrites: rule (15). Words of a state are null
-// where it starts from zeros, or from what another update of the same step leaves.
+// Input of an update of real numbers, and the content it overwrites: rule (15). Words of a state
+// are null if it starts from zeros, or from the result of another update of the same step.
 struct StateBefore {
   StateWords source;
   StateWords conv_source;
@@ -25,8 +25,8 @@ struct StateBefore {
 };
 
 struct StepExpectation {
-  // Per group num_padded_tokens slots, of rows of encoders as many as are written; empty for state
-  // groups, which have none.
+  // Per group: num_padded_tokens slots; for encoder groups, one slot per written row; empty for
+  // state groups.
   std::vector<std::vector<Slot>> slot_mappings;
   std::vector<StateBefore> states_before;  // per state update; empty: states are words
 };
@@ -35,8 +35,8 @@ class ModelStep {
  public:
   ModelStep(const KVCacheConfig& plan, MemoryModel& model, Worker& worker);
 
-  // A finding when the program writes or reads a state where it must not: the decision was wrong.
-  // `requests` are those of program.rows.
+  // Applies the program. Returns a divergence if it writes or reads a state where it must not,
+  // since the decision was wrong then. `requests` are those of program.rows.
   Checked apply(const StepProgram& program, std::span<const RequestId> requests,
                 StepExpectation& expected);
 
@@ -58,43 +58,46 @@ class ModelStep {
   Worker& worker_;
 };
 
-// The positions that the tokens [first, last) of a request may attend to: [lowest, last).
+// Returns the lowest position that the token at `first` attends to. A window of w tokens includes
+// the token itself: window 32, first 100: 69. A chunk starts at a multiple of its size.
 std::int64_t first_attended(const KVCacheSpec& spec, std::int64_t first);
-// First position of the request that a step starting at `first` may read in a layer of this kind. A
-// recomputed window holds nothing before the admitted tokens, nor does a ring, which keeps as many
+// Returns the first position of the request that a step starting at `first` may read in a layer of
+// this kind. A recomputed window holds nothing before the admitted tokens. A ring holds as many
 // tokens as it has rows.
 std::int64_t first_readable(const KVCacheSpec& spec, const WorkerRequest& request,
                             std::int64_t first);
 
 // The range that a step reads of a request in a layer, in that layer's positions: rows of its
-// encoder, or its tokens after the sinks.
+// encoder, or its tokens after the sinks. Positions are lowest <= first <= last.
 struct Reach {
   std::int64_t lowest = 0;
-  std::int64_t first = 0;  // from here on the step has written them
+  std::int64_t first = 0;  // first one that the step writes
   std::int64_t last = 0;
-  std::int64_t gap_first = 0, gap_last = 0;  // not read in between: rule (23)
+  std::int64_t gap_first = 0, gap_last = 0;  // not read: rule (23)
 };
-// ... from the slice's first token on, or, `of_last`, from its last one alone.
+// Returns the reach of the slice's tokens, or with `of_last` that of its last token only.
+// `is_encoded`: the step writes the encoder's rows.
 Reach reach_in(const KVCacheSpec& spec, const WorkerRequest& request, const RowSlice& slice,
                bool is_encoded, bool of_last = false);
-// The contents that those positions have.
+// Returns the contents at those positions.
 const PrefixContent& contents_in(const KVCacheSpec& spec, const WorkerRequest& request);
 
-// Tokens after the start of a hit that a plan with recomputed windows computes again; 0: no such
-// windows.
+// Returns the number of tokens after the start of a hit that a plan with recomputed windows
+// computes again; 0: no such windows.
 std::int64_t replayed_tokens(const KVCacheConfig& plan);
 
-// Where the token at a position of its request lies: in which entry of the block table, where in
-// that block. REQUIRES: the rank keeps it.
+// Position of a token in its request's table: the entry, and the slot in that block.
 struct TokenPlace {
   std::int64_t entry = 0;
   std::int64_t offset = 0;
 };
+// REQUIRES: this rank keeps the token.
 TokenPlace place_of_token(const MemoryModel& model, const Worker& worker, std::int32_t group,
                           std::int64_t position);
 
 // Checks that every row that the request's next tokens (from `first`) read holds the content of its
-// own prefix. Called when a request with computed tokens is admitted: finds a wrong hit.
+// own prefix. Called at the admission of a request with computed tokens, this finds a wrong hit
+// before any attention result depends on it.
 Checked check_hit(const MemoryModel& model, const Worker& worker, const WorkerRequest& request,
                   const KVCacheConfig& plan, std::int64_t step, std::int64_t first);
 

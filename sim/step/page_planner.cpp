@@ -52,7 +52,8 @@ std::vector<HotRegions::Swap> HotRegions::read(std::int32_t row, std::int64_t nu
 
 namespace {
 
-// Steps for which half of the rows that are read stay the same.
+// Steps for which half of the read rows stay the same: enough for hits in the region, few enough
+// that rows are also evicted.
 constexpr std::int64_t kReadsStay = 8;
 
 }  // namespace
@@ -82,6 +83,8 @@ Checked PagePlanner::plan(const SchedulerOutput& decision, std::span<const Reque
   return {};
 }
 
+// Updates the positions of the row's pages. A page that is on the device in only some groups breaks
+// rule (1) of the header.
 Checked PagePlanner::add_residency(const HostPageRow& row, WorkerRequest& request,
                                    StepProgram& program) {
   const ResidencyUpdate& update = row.residency;
@@ -107,7 +110,8 @@ Checked PagePlanner::add_residency(const HostPageRow& row, WorkerRequest& reques
   return {};
 }
 
-// A span of rows keeps its place within the page: the host page is a copy of the device page.
+// Adds the mirrors of a row. A range of rows has the same offset in both pages, because a host page
+// is a copy of the device page. A range that crosses a page is a wrong decision.
 Checked PagePlanner::add_mirrors(const HostPageRow& row, const WorkerRequest& request,
                                  StepProgram& program) {
   const std::int64_t size = model_.block_size(source_);
@@ -128,7 +132,7 @@ Checked PagePlanner::add_mirrors(const HostPageRow& row, const WorkerRequest& re
   return {};
 }
 
-// Positions before `end` that only the host has.
+// All resident groups have the same pages on the device, so the first group decides.
 std::vector<std::int32_t> PagePlanner::away(const WorkerRequest& request, std::int64_t end) const {
   const auto size = static_cast<std::int32_t>(model_.block_size(source_));
   const std::vector<BlockId>& pages = request.residency.front();
@@ -147,11 +151,12 @@ std::int64_t PagePlanner::num_hot_slots(const WorkerRequest& request) const {
   return std::ssize(request.tables[group]) * model_.block_size(hot_.front());
 }
 
-// Half of the slots at most, as the engine sizes a region: a read never needs all of them.
+// Chooses the positions that a decode reads from the host. It reads at most half of the slots, as
+// the engine sizes a region: a read never needs all of them.
 Checked PagePlanner::add_hot_reads(const RowSlice& slice, const WorkerRequest& request,
                                    StepProgram& program) {
   const std::int64_t end = std::int64_t{slice.first_position} + slice.num_tokens;
-  // Only decodes read through a hot region.
+  // Only decodes read through a hot region. Prefill chunks are longer than a token and its drafts.
   if (slice.first_position == 0 || slice.num_tokens > 1 + num_spec_tokens_) return {};
   const std::vector<std::int32_t> positions = away(request, end);
   const std::int64_t num_slots = num_hot_slots(request);
@@ -195,8 +200,8 @@ Checked PagePlanner::apply(const StepProgram& program, std::span<const RequestId
   return {};
 }
 
-// Mirrors the rows that this step wrote, in runs: a mirrored span may hold older rows, which the
-// host has already.
+// Mirrors the rows that this step wrote, run by run. The range may contain older rows, which the
+// host already has.
 Checked PagePlanner::mirror(const StepProgram& program, const HostMirror& mirror) {
   const std::int64_t end = std::int64_t{mirror.first_row} + mirror.num_rows;
   LS_CHECK(mirror.first_row >= 0 && end <= model_.block_size(source_),
@@ -217,6 +222,7 @@ Checked PagePlanner::mirror(const StepProgram& program, const HostMirror& mirror
   return {};
 }
 
+// Copies the missing rows into the hot region, and checks that each is the request's own.
 Checked PagePlanner::swap_in(const StepProgram& program, const HotRead& read,
                              const WorkerRequest& request) {
   const auto positions = std::span(program.hot_positions)

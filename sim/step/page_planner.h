@@ -37,15 +37,15 @@ namespace lockstep {
 class HotRegions {
  public:
   struct Swap {
-    std::int32_t position = 0;  // that is brought in
-    std::int32_t slot = 0;      // where it lies from now on
+    std::int32_t position = 0;  // copied from the host
+    std::int32_t slot = 0;      // its slot in the region from now on
     bool operator==(const Swap&) const = default;
   };
 
-  // The region of a row of the batch is empty again.
+  // Empties the region of a row of the batch.
   void clear(std::int32_t row) { regions_.erase(row); }
-  // REQUIRES: positions are distinct, and no more than num_slots, which stays the same while the
-  // region is not cleared.
+  // Reads positions through the region and returns the copies that this needs, in read order.
+  // REQUIRES: positions are distinct and at most num_slots, which is constant until clear().
   std::vector<Swap> read(std::int32_t row, std::int64_t num_slots,
                          std::span<const std::int32_t> positions);
 
@@ -60,21 +60,23 @@ class HotRegions {
 
 class PagePlanner {
  public:
-  // num_spec_tokens: drafts of a request in a step.
+  // `num_spec_tokens`: drafts of a request in a step.
   PagePlanner(std::int32_t num_spec_tokens, MemoryModel& model, Worker& worker);
 
-  // After the program's tables and rows; `requests` are those of its rows.
+  // Adds the step's host page work to its program. Does nothing without a page source. REQUIRES:
+  // the program has tables and rows; `requests` are those of its rows.
   Checked plan(const SchedulerOutput& decision, std::span<const RequestId> requests,
                StepProgram& program);
-  // After the program's tokens have been written.
+  // Applies mirrors and copies to the memory model. REQUIRES: the program's tokens are written.
   Checked apply(const StepProgram& program, std::span<const RequestId> requests);
 
  private:
   Checked add_residency(const HostPageRow& row, WorkerRequest& request, StepProgram& program);
   Checked add_mirrors(const HostPageRow& row, const WorkerRequest& request, StepProgram& program);
   Checked add_hot_reads(const RowSlice& slice, const WorkerRequest& request, StepProgram& program);
-  // Positions below `end` that only the host has.
+  // Returns the positions below `end` that only the host has, ascending.
   std::vector<std::int32_t> away(const WorkerRequest& request, std::int64_t end) const;
+  // Returns the size of the request's hot region in slots; 0: it has none.
   std::int64_t num_hot_slots(const WorkerRequest& request) const;
   Checked mirror(const StepProgram& program, const HostMirror& mirror);
   Checked swap_in(const StepProgram& program, const HotRead& read, const WorkerRequest& request);

@@ -15,12 +15,13 @@
 namespace lockstep {
 namespace {
 
+// Rounds up to the multiple, but not above `max`, and never below `tokens`.
 std::int32_t round_up_to(std::int64_t tokens, std::int64_t multiple, std::int64_t max) {
   return static_cast<std::int32_t>(
       std::max(tokens, std::min((tokens + multiple - 1) / multiple * multiple, max)));
 }
 
-// Keeps the capacity of each list.
+// Empties the program. Each list keeps its capacity, so later steps do not allocate memory.
 void reset(StepProgram& program, std::int64_t step) {
   const auto clear = [](auto&... lists) { (lists.clear(), ...); };
   clear(program.settled, program.clear_rows, program.poison, program.zero, program.loads,
@@ -64,7 +65,7 @@ ProgramBuilder::ProgramBuilder(const EngineConfig& engine, const BackendConfig& 
 ProgramBuilder::HitEnds ProgramBuilder::hit_ends_of(const EngineConfig& engine,
                                                     const KVCacheConfig& plan) {
   const auto sizes = resolve_block_sizes(engine, plan.groups);
-  if (!sizes) return {};  // the scheduler has refused it, or will
+  if (!sizes) return {};  // the scheduler refuses these
   const std::int32_t lookahead = num_hash_lookahead_tokens_of(engine);
   return {.hash_block_size = sizes->hash_block_size,
           .alignment = sizes->cache_hit_alignment_tokens(),
@@ -72,6 +73,8 @@ ProgramBuilder::HitEnds ProgramBuilder::hit_ends_of(const EngineConfig& engine,
           .drop_last_block = engine.spec_method == SpecMethod::eagle && lookahead == 0};
 }
 
+// Blocks that leave come before blocks that are allocated: a step may reuse the blocks of a request
+// that it reports as finished.
 Checked ProgramBuilder::build(const SchedulerOutput& decision, const StepTransfers& transfers,
                               StepProgram& program) {
   reset(program, decision.step);
@@ -104,6 +107,7 @@ Checked ProgramBuilder::build(const SchedulerOutput& decision, const StepTransfe
   handed_.clear();
   mark_to_be_zeroed(decision, false);
   hit_.clear();
+  // Without a graph the batch is padded to a multiple of 8, so that slot mappings have padding.
   const std::int64_t captured =
       captured_batch(std::ssize(program.contents), config_.max_cudagraph_capture_size,
                      config_.max_tokens_per_step);
@@ -127,7 +131,7 @@ void ProgramBuilder::leave(const SchedulerOutput& decision, const StepTransfers&
       held_.push_back(id);
   }
   for (const RequestId id : decision.preempted) {
-    if (!worker_.is_known(id)) continue;  // a reset sent it back, and then its client left
+    if (!worker_.is_known(id)) continue;  // preempted by a reset, then aborted
     if (const std::int32_t row = worker_.leave_row(id); row >= 0) program.clear_rows.push_back(row);
   }
 }
@@ -140,7 +144,7 @@ void ProgramBuilder::release(std::span<const HeldRequest> held) {
   });
 }
 
-// Its id may be another's from now on, and what it began to load belongs to no request.
+// Forgets a request. A new request may get its id, and its unfinished loads have no owner.
 void ProgramBuilder::forget(RequestId id) {
   worker_.forget(id);
   for (LoadedFor* marks : {&loaded_for_, &restored_for_})
@@ -149,6 +153,7 @@ void ProgramBuilder::forget(RequestId id) {
   std::erase_if(host_loads_, [&](const auto& load) { return load.second == id; });
 }
 
+// Blocks of loads are allocated now, often steps before their request runs.
 void ProgramBuilder::begin_loads(const StepTransfers& transfers, StepProgram& program) {
   for (const BlockTransfer& load : transfers.begun) {
     worker_.know(load.request);
@@ -198,7 +203,7 @@ bool ProgramBuilder::counts_on_lost(const ScheduledRequest& scheduled,
   return false;
 }
 
-// A new or resumed request takes a row; any other must have one.
+// Gives a new or resumed request a row of the batch. Any other request must have one.
 Checked ProgramBuilder::enter(const SchedulerOutput& decision, std::size_t index,
                               StepProgram& program) {
   const ScheduledRequest& scheduled = decision.scheduled[index];
@@ -219,6 +224,8 @@ Checked ProgramBuilder::enter(const SchedulerOutput& decision, std::size_t index
                           fmt::format("the batch has {} rows and all are taken", config_.num_rows));
 }
 
+// Adds a request's blocks to its tables and poisons the newly allocated ones. Blocks that hold
+// known content keep it: hits, loads, restored pages, and state blocks that only move.
 void ProgramBuilder::append_blocks(const SchedulerOutput& decision, std::size_t index,
                                    StepProgram& program) {
   const ScheduledRequest& scheduled = decision.scheduled[index];
@@ -228,7 +235,9 @@ void ProgramBuilder::append_blocks(const SchedulerOutput& decision, std::size_t 
     const std::span<const BlockId> blocks = decision.blocks(index, g);
     std::vector<BlockId>& table = request.tables[g];
     if (blocks.empty() && !whole_table) continue;
-    // A hit found known content. All later blocks are allocated to be filled.
+    // The first blocks of an admitted request are hits, as far as its computed tokens reach.
+    // Example: block_size 16 and 48 computed tokens: blocks 0 to 2 are hits. All later blocks are
+    // allocated.
     const std::int64_t tokens_in_block =
         spec_of(g).block_size * rank_in(config_.context, spec_of(g)).num_ranks;
     const bool continues = scheduled.is_new && left_.contains(request.name);
@@ -238,8 +247,8 @@ void ProgramBuilder::append_blocks(const SchedulerOutput& decision, std::size_t 
         whole_table && scheduled.computed > 0 && (can_hit || continues)
             ? static_cast<std::size_t>((scheduled.computed + to_end) / tokens_in_block)
             : 0;
-    // Drafts' state blocks move to the end of their own table and keep what they hold. (Any other
-    // entry may be stale: retired long since, and another request's in the meantime.)
+    // State blocks of drafts move to the end of the same table and keep their content. Any other
+    // entry may be stale: retired long ago, and reused by another request since.
     const auto moving =
         std::min(static_cast<std::size_t>(spec_of(g).num_speculative_blocks), table.size());
     const std::vector<BlockId> kept(table.end() - static_cast<std::ptrdiff_t>(moving), table.end());
@@ -267,7 +276,8 @@ void ProgramBuilder::append_blocks(const SchedulerOutput& decision, std::size_t 
   }
 }
 
-// The page that ends its computed tokens.
+// Returns true if the block holds the page at the end of the request's computed tokens, restored
+// from the host. Clears the mark.
 bool ProgramBuilder::was_restored(const ScheduledRequest& scheduled, BlockId block,
                                   std::size_t page) {
   if (std::exchange(restored_for_[block], std::nullopt) != scheduled.id || scheduled.computed == 0)
@@ -281,8 +291,8 @@ void ProgramBuilder::mark_to_be_zeroed(const SchedulerOutput& decision, bool mar
   for (const BlockId block : decision.zero) to_be_zeroed_[block] = mark;
 }
 
-// A block that held something is poisoned, so that nothing can be read before it is written, and
-// that a zeroing which does not come has a name.
+// Poisons a block that held something, so that a read before the first write is found. Blocks on
+// the zero list get their own poison: a missing zeroing is then reported as such.
 void ProgramBuilder::hand_out(std::int32_t group, BlockId block, StepProgram& program) {
   if (block == kNullBlock) return;
   group_of_block_[block] = group;
@@ -292,8 +302,9 @@ void ProgramBuilder::hand_out(std::int32_t group, BlockId block, StepProgram& pr
     program.poison.push_back({.block = block, .kind = zeroed ? Poison::zeroed : Poison::freed});
 }
 
-// The worker copies whole blocks, of any request. Some copies are in no request's table: the
-// request continues in the published block, and later hits find the copy.
+// Adds the copies of partial hits. The worker copies whole blocks, of any request. Some targets are
+// in no request's table: the request continues in the published block, and later hits find the
+// copy.
 Checked ProgramBuilder::copy_parts(const SchedulerOutput& decision, StepProgram& program) {
   for (const KVCacheBlockCopy& copy : decision.copies) {
     const std::int32_t group = model_.block(copy.from).group;
@@ -336,6 +347,8 @@ Checked ProgramBuilder::add_zeros(const SchedulerOutput& decision, StepProgram& 
   return {};
 }
 
+// Adds the request's scheduled tokens with their contents. Drafts extend the known tokens for this
+// step only: truncate() removes those of the previous step first.
 Checked ProgramBuilder::add_tokens(const SchedulerOutput& decision, std::size_t index,
                                    std::size_t first_spec, StepProgram& program) {
   const ScheduledRequest& scheduled = decision.scheduled[index];
@@ -371,7 +384,8 @@ Checked ProgramBuilder::add_tokens(const SchedulerOutput& decision, std::size_t 
   return {};
 }
 
-// What the encoder makes of an item depends on the whole of it.
+// Adds what the request's encoder computes in this step. Each row's content depends on the whole
+// item, so its identifier seeds all of them.
 Checked ProgramBuilder::add_encoder_rows(const ScheduledRequest& scheduled,
                                          std::span<const std::int32_t> items,
                                          StepProgram& program) {

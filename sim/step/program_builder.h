@@ -27,29 +27,33 @@
 
 namespace lockstep {
 
+// Turns decisions into programs, one per step, in order.
 class ProgramBuilder {
  public:
   ProgramBuilder(const EngineConfig& engine, const BackendConfig& config, const MemoryModel& model,
                  Worker& worker);
 
-  // Applies the number of tokens that the model sampled for a request of the last program.
+  // Applies the number of tokens that the model sampled for a request of the last program: a state
+  // at a block's end that drafts carried past it is copied back by the next program.
   void settle_states(RequestId id, std::int64_t num_sampled);
 
+  // Replaces `program` by that of a decision. REQUIRES: decisions of consecutive steps.
   Checked build(const SchedulerOutput& decision, const StepTransfers& transfers,
                 StepProgram& program);
-  // Those that have finished and are not in the list give their blocks back now.
+  // Forgets finished requests that are no longer in `held`: their blocks are free now.
   void release(std::span<const HeldRequest> held);
 
   // The request of each entry of StepProgram::rows of the last program.
   std::span<const RequestId> row_requests() const { return row_requests_; }
-  // True if row `index` of the program computes after a block that was not loaded: transfer_step.h,
-  // (2).
+  // Returns true if row `index` of the program computes after a block that was not loaded:
+  // transfer_step.h, (2).
   bool is_void(std::size_t index) const { return void_rows_[index]; }
-  // Entries of the zero list whose blocks were not allocated in that step.
+  // Returns the number of zero list entries whose blocks were not allocated in their step.
   std::int64_t ignored_zeros() const { return ignored_zeros_; }
 
  private:
   const KVCacheSpec& spec_of(std::int32_t group) const { return config_.plan.groups[group].spec; }
+  // Each method below handles one part of build(); program_states.cpp has those for states.
   Checked enter(const SchedulerOutput& decision, std::size_t index, StepProgram& program);
   void leave(const SchedulerOutput& decision, const StepTransfers& transfers, StepProgram& program);
   void forget(RequestId id);
@@ -59,6 +63,7 @@ class ProgramBuilder {
   bool counts_on_lost(const ScheduledRequest& scheduled, std::span<const BlockId> lost);
   void append_blocks(const SchedulerOutput& decision, std::size_t index, StepProgram& program);
   void mark_to_be_zeroed(const SchedulerOutput& decision, bool mark);
+  // Marks a block as allocated to a group in this step, and poisons its old content.
   void hand_out(std::int32_t group, BlockId block, StepProgram& program);
   Checked copy_parts(const SchedulerOutput& decision, StepProgram& program);
   Checked add_zeros(const SchedulerOutput& decision, StepProgram& program);
@@ -75,7 +80,7 @@ class ProgramBuilder {
   void advance_every_block(std::int32_t group, const RowSlice& slice,
                            const std::vector<BlockId>& table, StepProgram& program) const;
 
-  // Where hits can end, in tokens: what a worker exports states by.
+  // Positions at which hits can end, in tokens: a worker exports states at these.
   struct HitEnds {
     std::int64_t hash_block_size = 1;
     std::int64_t alignment = 1;
@@ -95,14 +100,14 @@ class ProgramBuilder {
   IdVector<BlockId, std::int32_t> group_of_block_;
   IdVector<BlockId, std::uint8_t> to_be_zeroed_;  // 0 or 1: in this step
   std::vector<BlockId> handed_;
-  std::map<BlockId, RequestId> hit_;  // in this step, by which request
+  std::map<BlockId, RequestId> hit_;  // blocks hit in this step, by request
   std::vector<BlockCopy> settled_;    // for the next program
-  // By block: the request that loads into it and has not run since. None: no load.
+  // By block: the request that loads into it and has not run since; absent: no load.
   using LoadedFor = IdVector<BlockId, std::optional<RequestId>>;
   LoadedFor loaded_for_;
   LoadedFor restored_for_;                     // a page of its load, from the host
-  std::map<BlockId, RequestId> host_loads_{};  // likewise, by block of the host pool
-  std::vector<RequestId> held_;                // have left, and keep their blocks
+  std::map<BlockId, RequestId> host_loads_{};  // the same, by block of the host pool
+  std::vector<RequestId> held_;                // finished, but their blocks are not free
   // Names of requests that the current decision reports finished. A new request of that name is
   // the next chunk of a session, in its blocks; the last block may hold some of its rows.
   std::set<std::string> left_;

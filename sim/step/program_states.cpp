@@ -1,5 +1,5 @@
-// The states in a step's program: where each one lies in its request's table, which updates write
-// it, and what moves when the table grows or drafts are accepted.
+// The recurrent states in a step's program: the table entry that holds each state, the updates that
+// write it, and the copies when the table grows or drafts are accepted.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -18,7 +18,9 @@ Checked ProgramBuilder::add_state_updates(const ScheduledRequest& scheduled, con
   return {};
 }
 
-// The chunk's update, and one per draft, each from the previous state into the next block.
+// Adds the chunk's update, and one per draft, each from the previous state into the next block.
+// Rejected drafts then need no recomputation: the state after the last accepted one is in its
+// block.
 static void add_updates(StateUpdate update, const std::vector<BlockId>& table, std::int64_t base,
                         std::int32_t num_drafts, StepProgram& program) {
   program.state_updates.push_back(update);
@@ -34,9 +36,11 @@ static void add_updates(StateUpdate update, const std::vector<BlockId>& table, s
   }
 }
 
-// Modes none and align keep a running state in one entry of the table, with a block per draft
-// behind it: the state after draft j goes into the j-th of them. In mode align the entry moves on
-// with the table, and the state is copied to where it moves.
+// Adds the updates of one group. Modes none and align keep a running state in one entry of the
+// table, followed by one block per draft: the state after draft j is in the j-th of them. In mode
+// align the running entry is that of the chunk's last token, and the state is copied when the entry
+// changes. Example: block_size 16, tokens 30 to 33 scheduled: the state moves from entry 1 to entry
+// 2.
 Checked ProgramBuilder::advance_state(std::int32_t group, const ScheduledRequest& scheduled,
                                       const RowSlice& slice, StepProgram& program) {
   WorkerRequest& request = worker_.at(scheduled.id);
@@ -60,7 +64,7 @@ Checked ProgramBuilder::advance_state(std::int32_t group, const ScheduledRequest
   std::int64_t& entry = request.state_entry[group];
   ConvPlace& inputs = request.conv_places[group];
   if (entry < 0 && slice.first_position > 0) {
-    entry = aligned ? (slice.first_position - 1) / spec.block_size : 0;  // where the hit was
+    entry = aligned ? (slice.first_position - 1) / spec.block_size : 0;  // end of the hit
     inputs = {.entry = entry, .offset = 0};
   }
   if (slice.first_position > 0)
@@ -121,7 +125,7 @@ Checked ProgramBuilder::export_checkpoint(const WorkerRequest& request, std::int
     return {};
   const std::int64_t first = update.first_position;
   const std::int64_t last = first + update.num_tokens;
-  // Of a hit the token behind it, or those that its last hash covers, must be known.
+  // A hit ends before the last known token, or before the tokens that its last hash covers.
   const std::int64_t proven = last - (hits_.drop_last_block ? 0 : std::max(1, hits_.lookahead));
   const std::int64_t blocks = proven / hits_.alignment - (hits_.drop_last_block ? 1 : 0);
   const std::int64_t position = blocks * hits_.alignment;
@@ -152,7 +156,8 @@ Checked ProgramBuilder::export_checkpoint(const WorkerRequest& request, std::int
   return {};
 }
 
-// Mode all: the state after each block, and the running one in the block that is being filled.
+// Adds the updates of mode all: the state after each block, and the running state in the block that
+// is being filled.
 void ProgramBuilder::advance_every_block(std::int32_t group, const RowSlice& slice,
                                          const std::vector<BlockId>& table,
                                          StepProgram& program) const {
@@ -180,8 +185,9 @@ void ProgramBuilder::advance_every_block(std::int32_t group, const RowSlice& sli
   }
 }
 
-// Mode align: one of the states after the drafts may be that at the end of a block, and is what the
-// prefix cache will say that block holds (vllm/v1/worker/mamba_utils.py, postprocess).
+// Mode align: if a state after an accepted draft is the state at the end of a block, the prefix
+// cache publishes it under that block. It is then copied there (vllm/v1/worker/mamba_utils.py,
+// postprocess).
 void ProgramBuilder::settle_states(RequestId id, std::int64_t num_sampled) {
   WorkerRequest& request = worker_.at(id);
   if (request.num_drafts == 0 || num_sampled == 0) return;
@@ -202,7 +208,7 @@ void ProgramBuilder::settle_states(RequestId id, std::int64_t num_sampled) {
                         .target = target,
                         .conv_source = inputs,
                         .conv_offset = static_cast<std::int32_t>(border - first)});
-    // Shifted within their block, they begin at its first row again.
+    // The copy shifts the inputs within their block, so they start at its first row again.
     if (target == inputs) request.conv_places[g].offset -= border - first;
   }
 }

@@ -11,6 +11,8 @@ namespace lockstep {
 
 ContentId void_content(ContentId content) { return mix(content ^ 0x766F696400000000ull); }
 
+// The model fills a received block with the request's expected rows on top of the received bytes. A
+// backend gets the received bytes, or the model's where no peer has sent any.
 Result<void> TransferStep::begin(const StepTransfers& transfers, StepProgram& program) {
   for (std::size_t i = 0; i < transfers.brought.size(); ++i) {
     const BlockTransfer& block = transfers.brought[i];
@@ -41,7 +43,8 @@ std::span<const std::uint8_t> TransferStep::own_part(std::int32_t group,
   return payload.subspan(begin, size);
 }
 
-// Of a block that is not full a rank of context parallelism may keep nothing.
+// A rank of context parallelism may keep nothing of a block that is not full: with 2 ranks and
+// interleave 16, a block of 10 tokens is only on rank 0. Such a rank stores nothing.
 bool TransferStep::keeps_any(const BlockTransfer& block) const {
   const ContextRank rank = worker_.context(block.group);
   const auto [first, last] = positions_of(block);
@@ -55,7 +58,8 @@ std::pair<std::int64_t, std::int64_t> TransferStep::positions_of(const BlockTran
   return {first, std::min(block.num_tokens, first + tokens)};
 }
 
-// The rows of the request that belong into the block, as far as this rank keeps them.
+// Returns the contents of the request's tokens in the block, as far as this rank keeps them, in row
+// order.
 std::vector<ContentId> TransferStep::contents_of(const BlockTransfer& block) const {
   const PrefixContent& prefix = worker_.know(block.request).prefix;
   const ContextRank rank = worker_.context(block.group);
@@ -75,7 +79,7 @@ Checked TransferStep::check_stores(const StepTransfers& transfers, std::int64_t 
   return check(transfers.stores, "stored", step);
 }
 
-// The request has finished, or another request has its id: the block is not kept for it.
+// The request has finished, or another request has its id: the block is not held for it.
 Divergence TransferStep::gone(const BlockTransfer& block, std::string_view verb,
                               std::int64_t step) {
   Divergence found;
@@ -93,6 +97,7 @@ Divergence TransferStep::gone(const BlockTransfer& block, std::string_view verb,
 Checked TransferStep::check(std::span<const BlockTransfer> blocks, std::string_view verb,
                             std::int64_t step) const {
   for (const BlockTransfer& block : blocks) {
+    // Recurrent states have no rows to compare.
     if (model_.is_state_group(block.group)) continue;
     const HostContent& host = model_.host_block(block.host);
     if (!worker_.is_known(block.request) ||

@@ -21,6 +21,8 @@ void PrefixContent::truncate(std::int64_t size) {
     if (static_cast<std::int64_t>(sums.size()) > size + 1) sums.resize(size + 1);
 }
 
+// Generates the words in pieces of kWordsAtOnce, since rows may be long. The last word is cut to
+// the row's bytes: rule (4) pads it with zero bytes.
 std::uint64_t token_digest(const ModelLayer& layer, ContentId content, std::int64_t position) {
   const auto words = static_cast<std::size_t>(num_words(layer.row_size_bytes));
   std::array<std::uint64_t, kWordsAtOnce> buffer;
@@ -54,6 +56,7 @@ std::uint64_t PrefixContent::attention_digest(const ModelLayer& layer, std::int6
   while (static_cast<std::int64_t>(sums.size()) <= last) {
     const auto position = static_cast<std::int64_t>(sums.size()) - 1;
     sums.push_back(sums.back());
+    // Tokens of other ranks repeat the previous sum, so positions stay those of the whole request.
     const ContextRank rank = layer.is_dealt_out ? rank_ : ContextRank{};
     if (!keeps(rank, position)) continue;
     const ContentId content = content_in(layer, position);
@@ -98,7 +101,7 @@ void Worker::append_sampled(RequestId id, std::span<const std::int32_t> tokens) 
   request.prefix.truncate(request.num_known);
   for (const std::int32_t token : tokens) request.prefix.append(token);
   request.num_known += static_cast<std::int64_t>(tokens.size());
-  // The running state is the one behind the last accepted draft.
+  // The running state is the one after the last accepted draft: one entry further per draft.
   for (std::int64_t& entry : request.state_entry)
     if (entry >= 0) entry += static_cast<std::int64_t>(tokens.size()) - 1;
   for (ConvPlace& place : request.conv_places)

@@ -1,11 +1,11 @@
-// The worker's side of the requests, from the decisions that it receives and nothing else: rows of
-// a batch, a block table per group, tokens with their contents.
+// The worker's side of the requests, derived only from the decisions that it receives: rows of a
+// batch, a block table per group, tokens with their contents.
 //
 // Invariants
 // (1) A table is what the decisions sent: replaced when a request is new or resumed, otherwise
-//     extended. Blocks that the scheduler has retired since stay in it, as they do on a worker.
-// (2) A request has a row while it runs: from the step that schedules it first, or again, to the
-//     step that reports it preempted or finished. The lowest free row is taken.
+//     extended. Blocks that the scheduler has retired since stay in it, as on a real worker.
+// (2) A request has a row while it runs: from the step that schedules it, first or after a
+//     preemption, to the step that reports it preempted or finished. It takes the lowest free row.
 // (3) `prefix` holds the known tokens, and after begin_step() the step's drafts after them.
 #pragma once
 
@@ -33,25 +33,25 @@ namespace lockstep {
 class PrefixContent {
  public:
   PrefixContent() = default;
-  // Digests cover what this rank keeps of the tokens.
+  // Digests cover the tokens that this rank keeps.
   explicit PrefixContent(const ContextRank& rank) : rank_(rank) {}
   void append(std::int32_t token);
-  // Keeps the first `size` tokens: a draft was rejected.
+  // Keeps the first `size` tokens, after a rejected draft. REQUIRES: size <= size().
   void truncate(std::int64_t size);
   std::int64_t size() const { return static_cast<std::int64_t>(contents_.size()); }
-  // Of the prefix that ends with the token at `position`; -1: the empty prefix.
+  // Returns the content of the prefix that ends with the token at `position`; -1: the empty prefix.
   ContentId content(std::int64_t position) const {
     return position < 0 ? kEmptyPrefix : contents_[position];
   }
   std::span<const ContentId> contents() const { return contents_; }
-  // At a position as the layer's attention counts them: its sinks come first.
+  // Returns the content at a position of the layer's attention, where its sinks come first.
   ContentId content_in(const ModelLayer& layer, std::int64_t position) const {
     return position < layer.num_sinks ? sink_content(position)
                                       : content(position - layer.num_sinks);
   }
 
-  // Rule (4) of sim/protocol/backend.h over positions [first, last), on the rank, sinks counted.
-  // REQUIRES: 0 <= first <= last <= size() and the layer's sinks.
+  // Returns the digest of rule (4) of sim/protocol/backend.h over positions [first, last), on this
+  // rank. Positions include sinks. REQUIRES: 0 <= first <= last <= size() plus the layer's sinks.
   std::uint64_t attention_digest(const ModelLayer& layer, std::int64_t first, std::int64_t last);
 
  private:
@@ -60,21 +60,21 @@ class PrefixContent {
   std::vector<std::vector<std::uint64_t>> digests_;  // [layer][n]: sum over the first n positions
 };
 
-// The sum over the rows of one token at one position.
+// Returns the digest's sum over the rows of one token: K and V of every head.
 std::uint64_t token_digest(const ModelLayer& layer, ContentId content, std::int64_t position);
 
-// Where the inputs that convolutions have kept lie: in this table entry's block, from this row on.
+// Position of the inputs that convolutions keep: a table entry's block, and a row in it.
 struct ConvPlace {
   std::int64_t entry = -1;
   std::int64_t offset = 0;
 };
 
-// What a worker keeps of a request for its drafter: draft_planner.h.
+// A worker's state of one request's draft model: draft_planner.h.
 struct DrafterState {
-  // Of modules: positions whose inputs are kept to be run again, the last one behind the others;
-  // -1: none, or another request's.
+  // For modules: positions whose inputs are kept for a recomputation, ascending; -1: none, or
+  // another request's.
   std::vector<std::int64_t> window;
-  std::int64_t num_read = 0;  // rows before were found right, or wrong, when they were first read
+  std::int64_t num_read = 0;  // rows before this position were checked at their first read
   std::int64_t end = 0;       // one past the last position that a pass of the last step reached
 };
 
@@ -87,43 +87,45 @@ struct WorkerRequest {
   std::int64_t num_known = 0;  // prompt and sampled tokens
   PrefixContent prefix;
   std::vector<PromptItem> items;             // encoder inputs, in addition to the prompt
-  PrefixContent encoder;                     // rows of the items that it encoded since admission
+  PrefixContent encoder;                     // rows encoded since its admission
   std::vector<std::vector<BlockId>> tables;  // per group
-  // Host pages: per resident group, where each page lies; the null block: on the host alone.
+  // Host pages: device block of each page, per resident group; the null block: only on the host.
   std::vector<std::vector<BlockId>> residency;
   std::vector<std::int64_t> state_entry;  // per group: table entry of the running state; -1: none
   std::vector<ConvPlace> conv_places;     // per group: together with state_entry
   std::int32_t num_drafts = 0;            // of the last step
   std::int64_t scheduled_end = 0;         // position after the last token of the last step
-  std::int64_t first_own = 0;             // position of the first token computed since admission
-  // position after the last token of any step since, drafts included
+  std::int64_t first_own = 0;             // first position computed since admission
+  // Position after the last token of any step since admission, drafts included.
   std::int64_t scheduled_max = 0;
-  std::vector<std::int64_t> next_probe;  // per layer: the position that is read next
+  std::vector<std::int64_t> next_probe;  // per layer: position of the next probe
   DrafterState drafter;
 };
 
+// All live requests, by id.
 class Worker {
  public:
   Worker(std::int32_t num_rows, const ContextRank& context, MemoryModel& model);
 
   void add_request(RequestId id, const RequestSpec& spec);
-  // What the engine keeps of a step: `num_accepted` drafts and the token behind them.
+  // Appends what the engine keeps of a step: the accepted drafts and the token after them.
   void append_sampled(RequestId id, std::span<const std::int32_t> tokens);
 
   WorkerRequest& at(RequestId id);
-  // The same, with its tokens' contents and a writer's name, whether it has run or not.
+  // Returns the request with its contents and a writer's name, also if it has never run.
   WorkerRequest& know(RequestId id);
-  // The engine has dropped what was sampled behind its first `num_tokens` tokens.
+  // Drops what was sampled after the request's first `num_tokens` tokens, as the engine has done.
   void drop_sampled(RequestId id, std::int64_t num_tokens);
   bool is_known(RequestId id) const;
-  // Takes a request out of the batch; its row, or -1 when it had none.
+  // Removes a request from the batch. Returns its row, or -1 if it had none.
   std::int32_t leave_row(RequestId id);
   void forget(RequestId id);
-  // Gives it the lowest free row, empty tables and its content ids. False: no row is free.
+  // Gives the request the lowest free row, empty tables and its contents. Returns false if no row
+  // is free.
   bool enter_row(RequestId id);
 
   std::int64_t num_groups() const { return num_groups_; }
-  // Which rank it is to the tokens of a group.
+  // Returns this worker's rank for the tokens of a group; the only rank if the group is replicated.
   ContextRank context(std::int32_t group) const {
     return model_.is_dealt_out_group(group) ? context_ : ContextRank{};
   }
