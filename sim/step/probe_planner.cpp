@@ -12,13 +12,14 @@
 namespace lockstep {
 namespace {
 
-// Of a row that the attention kernel reads. What is longer (keys that DeepSeek-V4 has still to
-// compress) no engine attends to.
+// Elements per row that the attention kernel reads. No engine attends to longer rows: they are keys
+// that DeepSeek-V4 has not yet compressed.
 constexpr std::int64_t kQueryElementsMax = 1024;
 
-constexpr std::int64_t kProbePositionsMax = 1024;  // of one probe before what was just written
+constexpr std::int64_t kProbePositionsMax = 1024;  // per probe of earlier positions
 
-// One past the last row that the step reads in the layer.
+// Returns the position after the last row that the step reads in the layer. A draft model's passes
+// may reach past the step's tokens.
 std::int64_t end_of_read(const RowSlice& slice, const WorkerRequest& request,
                          const ModelLayer& layer) {
   return layer.lane > 0 ? request.drafter.end
@@ -115,6 +116,7 @@ void ProbePlanner::probe(StepProgram& program, std::span<const RequestId> reques
        .digest = layer.lane > 0 ? drafted.digest : contents.attention_digest(layer, first, last)});
 }
 
+// Probes the written positions of each candidate, the newest if the budget does not cover all.
 void ProbePlanner::probe_written(StepProgram& program, std::span<const RequestId> requests) {
   const std::size_t count = candidates_.size();
   for (std::size_t i = 0; i < count && budget_ > 0; ++i) {
@@ -157,6 +159,7 @@ void ProbePlanner::probe_before(StepProgram& program, std::span<const RequestId>
   }
 }
 
+// Draft model layers have rows of their own passes, which no query of a token describes.
 bool ProbePlanner::is_queried(const ModelLayer& layer) const {
   return layer.lane == 0 && has_attention_oracle(layer) && layer.head_size <= kQueryElementsMax;
 }
@@ -168,7 +171,7 @@ Reach ProbePlanner::reach_of_query(const RowSlice& slice, RequestId id, const Mo
   return reach_in(spec_of(layer), worker_.at(id), to_token, false, true);
 }
 
-// Queries by the last token of each request in turn, as far as the budget goes.
+// Adds queries by the last token of each request in rotation, as far as the budget goes.
 void ProbePlanner::add_queries(StepProgram& program, std::span<const RequestId> requests) {
   const auto count = static_cast<std::int64_t>(candidates_.size());
   std::int64_t budget = query_plan_.rows;

@@ -1,12 +1,15 @@
-// What a step reads back through its block tables, within a budget of cache rows (one row: one
-// token, one layer, one of K and V, one KV head).
+// Plans what a step reads back through its block tables, within a budget of cache rows (one row:
+// one token, one layer, K or V, one KV head).
 //
-// (1) The tokens just written come first, in every layer; then what lies before them, in turns over
-//     requests, layers and positions, so that everything that stays readable is read over time.
+// Invariants
+// (1) The tokens just written come first, in every layer. Then come earlier positions, in rotation
+//     over requests, layers and positions, so that every readable row is read eventually.
 // (2) Only positions that the layer's kind may attend to are read: a window, a chunk, or
 //     everything.
 // (3) What the budget leaves out is counted.
 // (4) Queries of a chunk are the last tokens of its step, in order; those of a layer are adjacent.
+//
+// Not checked: rows that no budgeted probe reaches before their block is reused.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +24,7 @@
 
 namespace lockstep {
 
-// What a probe or query stands for, in the order of the program's.
+// The expected result of a probe or query, in the order of the program's.
 struct ProbeExpectation {
   RequestId request{};
   std::uint64_t digest = 0;
@@ -30,15 +33,15 @@ struct QueryExpectation {
   RequestId request{};
   std::int32_t layer = 0;
   ContentId query = 0;
-  std::vector<ContentId> contents;  // that it reads
+  std::vector<ContentId> contents;  // contents of the rows that it reads
   std::vector<double> output{};
   double tolerance = 0;
 };
 
-// The queries of a step.
+// How the queries of a step are chosen.
 struct QueryPlan {
   std::int64_t rows = 0;  // budget of cache rows per step, counted once per query
-  bool whole = false;     // a query reads all that its layer's kind lets it see, budget or not
+  bool whole = false;     // a query reads its full range, whatever the budget
   bool chunks = false;    // all tokens of a step, layer by layer in turn; else each request's last
   DType dtype = DType::fp32;  // Backend::query_dtype()
 };
@@ -48,35 +51,37 @@ class ProbePlanner {
   ProbePlanner(const BackendConfig& config, const MemoryModel& model, Worker& worker,
                std::int64_t probe_rows, const QueryPlan& queries);
 
-  // Appends probes and queries to a built program; rows that is_void(index) says are not read.
+  // Appends probes and queries to a built program. Rows for which is_void(index) is true are not
+  // read: their contents are undefined.
   void plan(StepProgram& program, std::span<const RequestId> requests,
             const std::function<bool(std::size_t)>& is_void);
-  // Makes what the planned queries should show. A thread may do so while a backend executes them.
+  // Computes the expected results of the planned queries. A thread may do so while a backend
+  // executes them.
   void expect();
 
   std::span<const ProbeExpectation> probes() const { return probes_; }
   // REQUIRES: expect() since the last plan().
   std::span<const QueryExpectation> queries() const { return queries_; }
   std::int64_t rows_read() const { return rows_read_; }          // since the start
-  std::int64_t rows_left_out() const { return rows_left_out_; }  // that could have been read
-  // Query tokens of all layers, of chunks; those that the budget left out.
+  std::int64_t rows_left_out() const { return rows_left_out_; }  // readable, but not read
+  // Query tokens of chunks, summed over layers: planned ones, and those that the budget left out.
   std::int64_t tokens_asked() const { return tokens_asked_; }
   std::int64_t tokens_left_out() const { return tokens_left_out_; }
 
  private:
-  // A row of the program in a layer, with the positions that may be read.
+  // A row of the program in a layer, with its readable positions.
   struct Candidate {
     std::size_t index = 0;  // of program.rows
     std::int32_t layer = 0;
     Reach reach;
-    std::int64_t unread = 0;  // positions before those just written
+    std::int64_t unread = 0;  // readable positions before the written ones
   };
 
   const KVCacheSpec& spec_of(const ModelLayer& layer) const {
     return config_.plan.groups[layer.group].spec;
   }
   std::int64_t rows_of(const ModelLayer& layer, std::int64_t positions) const;
-  // Of positions [first, last), those that the rank keeps.
+  // Returns the cache rows of positions [first, last) that this rank keeps.
   std::int64_t rows_kept(const ModelLayer& layer, std::int64_t first, std::int64_t last) const;
   void probe(StepProgram& program, std::span<const RequestId> requests, const Candidate& at,
              std::int64_t first, std::int64_t last);
@@ -84,7 +89,8 @@ class ProbePlanner {
   void probe_before(StepProgram& program, std::span<const RequestId> requests);
   void add_queries(StepProgram& program, std::span<const RequestId> requests);
   void add_chunks(StepProgram& program, std::span<const RequestId> requests);
-  // Adds the query of one token of the slice. Returns the rows that it reads, 0 without a query.
+  // Adds the query of one token of the slice. Returns the number of rows that it reads; 0: no
+  // query.
   std::int64_t add_query(StepProgram& program, RequestId id, const Candidate& at,
                          std::int32_t token, std::int64_t budget);
   bool is_queried(const ModelLayer& layer) const;

@@ -10,7 +10,7 @@
 namespace lockstep {
 namespace {
 
-// The bytes of one row, through the worker's view.
+// Returns the bytes of one row, through the worker's own view.
 std::span<const std::uint8_t> row_of(std::span<const std::uint8_t> memory, const WorkerLayer& layer,
                                      BlockId block, std::size_t part, std::int64_t slot,
                                      std::int64_t head) {
@@ -20,7 +20,7 @@ std::span<const std::uint8_t> row_of(std::span<const std::uint8_t> memory, const
                         static_cast<std::size_t>(layer.parts[part].row_bytes));
 }
 
-// Whether `holds` of every row of a slot.
+// Returns true if `holds` is true for every row of a slot: each part and head.
 template <class Holds>
 bool of_slot(const WorkerLayer& layer, std::int64_t slot, const Holds& holds) {
   for (std::size_t part = 0; part < layer.parts.size(); ++part) {
@@ -73,6 +73,7 @@ void FactsTaker::take_page(std::span<const std::uint8_t> memory, std::int32_t te
     return;
   }
   const std::vector<bool>& used = map_.used_bytes(tensor, group);
+  // Bytes outside the group's rows are padding, or another group's. A change there is marked.
   for (std::size_t i = 0; i < size && !changed.beside; ++i)
     changed.beside = page_[i] != page_before_[i] && !used[i];
   const std::int64_t slots = plan_.groups[group].spec.block_size;
@@ -92,7 +93,7 @@ void FactsTaker::take_page(std::span<const std::uint8_t> memory, std::int32_t te
     }
 }
 
-// Zero wherever no slot of the step was written.
+// Slots that the step wrote no longer show whether they were zeroed first.
 bool FactsTaker::is_zeroed(std::span<const std::uint8_t> memory, BlockId block,
                            const WorkerStepFacts& facts) const {
   const std::int32_t group = group_of_block_[index_of(block)];

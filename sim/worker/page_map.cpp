@@ -13,16 +13,19 @@
 namespace lockstep {
 namespace {
 
+// One wrong stride makes every row a finding; the first few show the pattern.
 constexpr std::size_t kFindingsMax = 8;
 
-// Offset of a row of block 0 in its page of the model.
+// Returns the offset of a row of block 0 in the model's page.
 std::int64_t in_page(const LayerMemory& model, std::int64_t part, std::int64_t slot,
                      std::int64_t head) {
   return model.row_begin(BlockId{0}, part, slot, head) - model.begin;
 }
 
-// Offset of a row of block 0 in its page, in the worker's order and in kernel blocks of `tokens`.
-// Each kernel block has the order of a whole block.
+// Returns the offset of a row of block 0 in the worker's page, for kernel blocks of `tokens`. Each
+// kernel block is ordered like a whole block: with block_size 32 and kernel blocks of 16, slot 17
+// is token 1 of the second half. Layouts from 0.26.0 have K and V of a head adjacent; 0.22.1 has
+// all K rows before all V rows.
 std::int64_t expected_offset(const LayerMemory& model, std::string_view order, std::int64_t tokens,
                              std::int64_t part, std::int64_t slot, std::int64_t head) {
   if (order.empty() && tokens == model.rows_per_block()) return in_page(model, part, slot, head);
@@ -35,7 +38,8 @@ std::int64_t expected_offset(const LayerMemory& model, std::string_view order, s
   return (first + place * model.num_kv() + part) * row;
 }
 
-// True if the views have K of all blocks before V of all blocks.
+// Returns true if the views have K of all blocks before V of all blocks: a block's K then covers
+// half a page.
 bool keeps_pairs_apart(const LayerMemory& model, const WorkerLayer& layer, std::string_view order) {
   if (!order.empty() || model.num_kv() != 2 || layer.parts.empty()) return false;
   const WorkerView& keys = layer.parts.front();
@@ -54,6 +58,8 @@ std::int64_t PageMap::row_offset(const WorkerLayer& layer, BlockId block, std::i
          head * view.head_stride;
 }
 
+// Block-outer layouts have one block of all tensors after another, so the stride is the sum of all
+// pages.
 Result<PageMap> PageMap::create(const KVCacheConfig& plan, const MemoryPlan& layout,
                                 std::span<const WorkerLayer> layers, std::string_view order,
                                 std::int64_t memory_bytes) {
@@ -82,6 +88,8 @@ Result<PageMap> PageMap::create(const KVCacheConfig& plan, const MemoryPlan& lay
   return map;
 }
 
+// Checks one layer's page and adds its rows or states to the order of its group. Differences that
+// make a comparison meaningless are errors; wrong positions are findings.
 Result<void> PageMap::add_layer(const LayerMemory& model, const WorkerLayer& layer,
                                 std::string_view order, std::int64_t memory_bytes) {
   Tensor& tensor = tensors_[model.tensor];
@@ -121,6 +129,8 @@ Result<void> PageMap::add_layer(const LayerMemory& model, const WorkerLayer& lay
   return {};
 }
 
+// Checks every row of block 0 against the derived position. Other blocks follow by the block
+// stride.
 void PageMap::add_rows(const LayerMemory& model, const WorkerLayer& layer, std::int64_t part,
                        std::string_view order, const Tensor& tensor, Order& made) {
   const WorkerView& view = layer.parts[part];
