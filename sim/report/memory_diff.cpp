@@ -13,6 +13,8 @@
 namespace lockstep {
 namespace {
 
+// Plans with tensors per layer, as releases before the overlaid plan do. Pipeline stages share the
+// smallest number of blocks; a stage without caches is skipped.
 Result<void> plan_by_tensors(const LayerSpecs& layers, const PlanOptions& options,
                              ReleaseMemory& memory) {
   LS_ASSIGN_OR_RETURN(const TensorPlan plan, plan_memory(layers, options));
@@ -31,6 +33,7 @@ Result<void> plan_by_tensors(const LayerSpecs& layers, const PlanOptions& option
   return {};
 }
 
+// Plans one overlaid allocation per worker (0.33.0). The layout is chosen once for all stages.
 Result<void> plan_overlaid(const LayerSpecs& layers, DType dtype, const PlanOptions& options,
                            ReleaseMemory& memory) {
   LS_ASSIGN_OR_RETURN(const ModelPlacement placed, place_model(layers, dtype, options, ""));
@@ -51,6 +54,7 @@ Result<void> plan_overlaid(const LayerSpecs& layers, DType dtype, const PlanOpti
   return {};
 }
 
+// "+12.5 %", or "=" without a change.
 std::string percent_change(std::int64_t before, std::int64_t now) {
   if (before == now) return "=";
   return fmt::format("{:+.1f} %", 100.0 * static_cast<double>(now - before) /
@@ -71,6 +75,7 @@ Result<std::vector<ReleaseMemory>> memory_of_releases(const ModelSpec& model,
     memory.engine = name;
     engine.engine = name;
     PlanOptions options = given;
+    // The default mode differs between releases, so it is chosen for each.
     if (!says_mode) options.mamba_cache_mode = served_cache_mode(engine, model);
     memory.states = options.mamba_cache_mode;
     LS_ASSIGN_OR_RETURN(LayerSpecs layers, layer_specs(model, options));

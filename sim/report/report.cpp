@@ -15,7 +15,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// One list per field: a few bytes per step.
+// One list per field instead of one object per step: 4,096 steps cost a few bytes per value.
 Json steps_json(const std::vector<TimelineStep>& steps) {
   Json json;
   const auto add = [&](const char* key, auto member) {
@@ -55,6 +55,7 @@ Json lanes_json(const std::vector<Lane>& lanes) {
   return json;
 }
 
+// Changes are one flat list of 6 numbers each, as they may be 400,000.
 Json timeline_json(const Timeline& timeline) {
   Json changes = Json::array();
   std::int32_t last_block = 0;
@@ -71,7 +72,8 @@ Json timeline_json(const Timeline& timeline) {
           {"num_steps", timeline.num_steps},     {"notes", timeline.notes}};
 }
 
-// Inside <script> only "</" and "<!" could end or change the element.
+// Escapes "<", because "</" and "<!" could end or change the script element. JSON strings accept
+// the escape, and "<" occurs only in strings.
 std::string escaped_for_script(const std::string& json) {
   std::string text;
   text.reserve(json.size());

@@ -6,6 +6,7 @@
 namespace lockstep {
 namespace {
 
+// One hash per group, over the length and all block ids of the request's table.
 HashedTable table_hashes(const StepView& view, RequestId id) {
   HashedTable table;
   table.request = view.name(id);
@@ -28,6 +29,7 @@ bool StepHasher::decided(const StepView& view) {
   SchedulerOutput decision = view.decision;
   decision.common_prefix_blocks.clear();  // a hint that releases before 0.33.0 still compute
   chain.add(decision);
+  // The number of free blocks shows frees that change no table of a scheduled request.
   chain.add(static_cast<std::uint64_t>(view.decisions.num_free_blocks()));
   step_.decision = to_hex(chain.value());
   for (const ScheduledRequest& scheduled : view.decision.scheduled)
@@ -41,6 +43,8 @@ void StepHasher::begin(const BackendConfig& /*config*/, std::span<const RankMemo
   for (const RankMemory& rank : ranks) ranks_.push_back(rank);
 }
 
+// Only pages that the step wrote are hashed: the others are unchanged, and reading all is
+// expensive.
 Checked StepHasher::step_compared() {
   for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
     const std::span<const ModelPage> pages = ranks_[rank].model.written_pages();

@@ -1,9 +1,10 @@
 // Writes the hashes of each step of a run (traces/formats/step_hashes.h): the decision and the
-// tables as the scheduler has them, the pages as the backend has them after the comparison.
+// tables as the scheduler has them, the pages as the backend has them after the comparison. Two
+// runs can then be compared step by step without their recordings.
 //
 // Invariants
 // (1) The run is the same with and without it.
-// (2) Only whole steps are written: a step that diverges is not, and the end line has its phase.
+// (2) Only complete steps are written. A step that diverges is not; the end line has its phase.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +19,7 @@
 
 namespace lockstep {
 
-// Of one engine: observes its run and checks its memory.
+// Observes one engine's run and checks its memory.
 class StepHasher final : public StepObserver, public MemoryCheck {
  public:
   explicit StepHasher(StepHashesWriter writer) : writer_(std::move(writer)) {}
@@ -31,12 +32,13 @@ class StepHasher final : public StepObserver, public MemoryCheck {
   Checked step_compared() override;
   Checked finish(bool /*agreed*/) override { return {}; }
 
-  // After the run. Errors: the file could not be written.
+  // Writes the end line. REQUIRES: after the run. Errors: the file could not be written, now or in
+  // an earlier step.
   Result<void> close(const RunSummary& summary, bool is_interrupted);
 
  private:
   StepHashesWriter writer_;
-  Result<void> written_;
+  Result<void> written_;  // first failure
   std::vector<RankMemory> ranks_;
   StepHashes step_;
   std::int64_t num_steps_ = 0;

@@ -9,6 +9,7 @@
 namespace lockstep {
 namespace {
 
+// Adds what happened; states are those of the later entry.
 void merge_into(TimelineStep& into, const TimelineStep& next) {
   TimelineStep sum = next;
   sum.step = into.step;
@@ -57,7 +58,8 @@ void TimelineRecorder::arrived(const Arrival& arrival) {
       {.kind = LaneSpan::Kind::waiting, .first_step = arrival.step, .last_step = arrival.step});
 }
 
-// Extends the last span to `step`; a span of another kind starts there.
+// Extends the last span to `step`. A span of another kind starts there; if both start in the same
+// step, the later kind replaces the earlier one.
 void TimelineRecorder::extend(std::int32_t lane, LaneSpan::Kind kind, std::int64_t step) {
   std::vector<LaneSpan>& spans = timeline_.lanes[lane].spans;
   LaneSpan& last = spans.back();
@@ -126,6 +128,7 @@ void TimelineRecorder::thin_steps() {
   stride_ *= 2;
 }
 
+// Counts of the prefix cache belong to the step that is already recorded.
 bool TimelineRecorder::finished(const StepView& view) {
   if (timeline_.steps.empty()) return true;
   timeline_.steps.back().evicted += static_cast<std::int32_t>(view.counters.evicted);
@@ -181,7 +184,7 @@ void TimelineRecorder::follow_blocks(const DecisionSource& decisions, TimelineSt
     thin_changes();
 }
 
-// Changes move to the next step that is still looked at; of several there the last one stays.
+// Moves each change to the next recorded step, and keeps only the last one per block and step.
 void TimelineRecorder::thin_changes() {
   change_stride_ *= 2;
   std::vector<BlockChange>& changes = timeline_.block_changes;
@@ -217,7 +220,7 @@ Timeline TimelineRecorder::take() {
 
 namespace {
 
-// A message of protocol buffers: fields by number, varints and bytes.
+// A message in the encoding of protocol buffers: fields by number, as varints or bytes.
 class Message {
  public:
   Message& number(std::uint32_t field, std::uint64_t value) {
@@ -235,6 +238,7 @@ class Message {
   const std::string& text() const { return text_; }
 
  private:
+  // Seven bits per byte, lowest first; the high bit means that another byte follows.
   void varint(std::uint64_t value) {
     for (; value >= 0x80; value >>= 7) text_ += static_cast<char>(value | 0x80);
     text_ += static_cast<char>(value);
@@ -243,7 +247,7 @@ class Message {
   std::string text_;
 };
 
-// Fields by their numbers in Perfetto's .proto files.
+// Field numbers of Perfetto's .proto files (protos/perfetto/trace).
 namespace trace {
 constexpr std::uint32_t kPacket = 1;
 }
@@ -309,6 +313,7 @@ class StepClock {
   bool is_even_ = false;
 };
 
+// Appends packets to a trace. All use sequence 1, since one writer produces them.
 class TraceWriter {
  public:
   void describe(std::uint64_t uuid, std::string_view name, std::uint64_t parent,
@@ -383,6 +388,7 @@ void write_counters(const Timeline& timeline, const StepClock& clock, TraceWrite
   }
 }
 
+// Writes one slice per phase, and an instant event where the request ended.
 void write_lane(const Lane& lane, std::uint64_t uuid, const StepClock& clock, TraceWriter& out) {
   for (const LaneSpan& span : lane.spans) {
     std::vector<Message> details;

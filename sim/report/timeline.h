@@ -28,7 +28,8 @@ struct TimelineLimits {
   std::int64_t blocks_max = 4096;  // block ids that are followed
 };
 
-// `num_steps` steps from `step` on: sums of what happened, the state after the last of them.
+// Totals of `num_steps` steps from `step` onward; queue lengths and block counts are those after
+// the last of them.
 struct TimelineStep {
   std::int64_t step = 0;
   std::int32_t num_steps = 1;
@@ -46,7 +47,7 @@ struct TimelineStep {
   std::int32_t stored = 0;
 };
 
-// A piece of a request's life.
+// A phase of a request.
 struct LaneSpan {
   enum class Kind : std::uint8_t { waiting, prefill, decode, preempted };
   Kind kind = Kind::waiting;
@@ -54,16 +55,17 @@ struct LaneSpan {
   std::int64_t last_step = 0;  // inclusive
 };
 
+// One request, with its phases in order.
 struct Lane {
   std::string name;
   std::int64_t prompt_tokens = 0;
   std::int64_t cached_tokens = 0;
   std::int64_t output_tokens = 0;
-  std::string ended;  // "length", "stop", "abort"; empty: did not
+  std::string ended;  // "length", "stop", "abort"; empty: still live
   std::vector<LaneSpan> spans;
 };
 
-// From `step` on, block `block` is in state `holders` requests, the first of them lane `lane`.
+// From `step` onward, `holders` requests hold the block; `lane` is the first of them.
 struct BlockChange {
   std::int64_t step = 0;
   std::int32_t block = 0;
@@ -73,6 +75,7 @@ struct BlockChange {
   bool cached = false;       // free, but a hit may find it
 };
 
+// The recorded run. Lists are bounded by TimelineLimits.
 struct Timeline {
   std::vector<TimelineStep> steps;
   std::vector<Lane> lanes;
@@ -83,7 +86,7 @@ struct Timeline {
   std::vector<std::string> notes;  // what is not shown
 };
 
-// Fills one during a run. The map of blocks is the pool of the model's scheduler.
+// Records a timeline during a run. Cached blocks are only known if the model's scheduler decides.
 class TimelineRecorder final : public StepObserver {
  public:
   // `config` outlives it.
@@ -93,14 +96,17 @@ class TimelineRecorder final : public StepObserver {
   bool decided(const StepView& view) override;
   bool finished(const StepView& view) override;
   void left(RequestId request, FinishReason reason) override;
-  // Once, at the end.
+  // Returns the timeline. REQUIRES: called once, after the run.
   Timeline take();
 
  private:
+  // Extends a lane to `step`, with a new phase if the kind differs.
   void extend(std::int32_t lane, LaneSpan::Kind kind, std::int64_t step);
   std::int32_t lane_of(RequestId id) const;
   void add_step(const TimelineStep& step);
+  // Counts blocks by state and records the changes.
   void follow_blocks(const DecisionSource& decisions, TimelineStep& entry);
+  // Merge neighbours when a list is full: invariant (1). Each call halves the resolution.
   void thin_steps();
   void thin_changes();
 
@@ -111,8 +117,8 @@ class TimelineRecorder final : public StepObserver {
   std::vector<BlockChange> drawn_;           // per block: the state drawn last
   std::vector<BlockChange> blocks_;          // per block: the state now
   std::int64_t step_ = 0;
-  std::int64_t stride_ = 1;         // steps in one entry
-  std::int64_t change_stride_ = 1;  // steps between two looks at the pool
+  std::int64_t stride_ = 1;         // steps per entry
+  std::int64_t change_stride_ = 1;  // steps between two records of the pool
   std::int64_t undrawn_lanes_ = 0;
 };
 

@@ -16,6 +16,8 @@ namespace {
 constexpr std::string_view kProtocol = "kernel_protocol";
 constexpr std::int64_t kVersion = 1;
 
+// Describes the layers and the memory to map. On a GPU `memory` is empty: each call names its
+// memory.
 std::string open_message(std::span<const KernelLayer> layers, const std::string& memory) {
   JsonWriter out;
   out.begin_object().key("open").begin_object().string("memory", memory);
@@ -33,6 +35,8 @@ std::string open_message(std::span<const KernelLayer> layers, const std::string&
   return out.take_line();
 }
 
+// Tensors are sent as offsets from the start of the memory, since the other process maps it
+// elsewhere.
 std::string call_message(const KernelCall& call) {
   JsonWriter out;
   out.begin_object().string("run", call.function).integer("layer", call.layer);
@@ -59,6 +63,7 @@ class KernelProcess final : public UserKernels {
         process_(std::move(process)),
         memory_(std::move(memory)),
         name_((on_gpu() ? "cuda_kernels:" : "kernels:") + processes_->hello().engine.name) {}
+  // The device may free GPU memory only after the other process has unmapped it.
   ~KernelProcess() override {  // memory that another process still maps may not be freed
     if (on_gpu()) process_->ask("{\"close\":true}\n", [](JsonObject&) {});
   }
@@ -85,6 +90,8 @@ class KernelProcess final : public UserKernels {
   bool in_process() const override { return false; }
   std::string memory() const override { return on_gpu() ? "" : memory_->path(); }
   bool on_gpu() const override { return memory_ == nullptr; }
+  // A reply with a trace is an exception of the user's code; without one, a result that cannot be
+  // used.
   std::optional<KernelFailure> call(const KernelCall& call) override {
     EngineFailure found{.kind = "fault", .what = {}, .trace = {}};
     process_->ask(call_message(call), [&](JsonObject& reply) {
@@ -95,7 +102,8 @@ class KernelProcess final : public UserKernels {
     if (found.what.empty()) return std::nullopt;
     if (found.kind == "fault" && !found.trace.empty()) found.kind = "exception";
     if (!found.trace.empty()) found.what += "\n" + found.trace;
-    if (on_gpu()) process_->fail_reply(found.what);  // ends the process
+    // An exception may follow an illegal access, so a process with a GPU never serves another run.
+    if (on_gpu()) process_->fail_reply(found.what);
     return KernelFailure{std::move(found.kind), std::move(found.what)};
   }
 

@@ -212,6 +212,8 @@ void PageMap::find(const WorkerLayer& layer, std::string_view what) {
 void PageMap::complete(Tensor& tensor, std::size_t group) {
   Order& order = tensor.order[group];
   order.used.resize(tensor.page_bytes);
+  // The bytes of no row (padding) are mapped in address order, one to one, so that a page has the
+  // same number of bytes in both orders and poison survives a conversion.
   tensor.used_by_any.resize(tensor.page_bytes);
   for (std::int64_t i = 0; i < tensor.page_bytes; ++i)
     if (order.used[i]) tensor.used_by_any[i] = true;
@@ -232,6 +234,7 @@ void PageMap::complete(Tensor& tensor, std::size_t group) {
     while (taken[in_memory]) ++in_memory;
     order.segments.push_back({.in_page = in_page, .in_memory = in_memory++, .size = 1});
   }
+  // Adjacent rows form long runs, and gather() copies a page with few calls.
   std::ranges::sort(order.segments, {}, &Segment::in_page);
   std::vector<Segment> runs;
   for (const Segment& segment : order.segments) {
@@ -253,6 +256,8 @@ const std::vector<bool>& PageMap::used_bytes(std::int32_t tensor, std::int32_t g
 template <class Copy>
 void PageMap::each_run(const Tensor& tensor, BlockId block, std::int32_t group,
                        const Copy& copy) const {
+  // A page in two halves has its second half from_k_to_v bytes further on. A run that crosses the
+  // middle is copied in two parts.
   const std::int64_t half = tensor.from_k_to_v > 0 ? tensor.page_bytes / 2 : tensor.page_bytes;
   const std::int64_t step = tensor.from_k_to_v > 0 ? half : tensor.stride;
   const std::int64_t first = tensor.offset + index_of(block) * step;

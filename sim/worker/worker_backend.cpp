@@ -22,6 +22,7 @@
 namespace lockstep {
 namespace {
 
+// Returns the index-th 64-bit word; missing bytes of the last one are zero, as rule (3) requires.
 std::uint64_t word_at(std::span<const std::uint8_t> bytes, std::size_t index) {
   std::uint64_t word = 0;
   std::memcpy(&word, bytes.data() + 8 * index, std::min<std::size_t>(8, bytes.size() - 8 * index));
@@ -57,15 +58,16 @@ class WorkerBackend final : public Backend, private EngineWorker {
   std::vector<std::string> not_checked() const override;
 
  private:
+  // A live request, as the worker has received it.
   struct Known {
     RequestSpec spec;
     std::int64_t num_tokens = 0;
   };
-  // The bytes of a block before the step that zeroes it or copies another block into it.
+  // A block's bytes before the step that zeroes it or copies another block into it.
   struct Overwritten {
     BlockId block{};
-    std::vector<std::vector<std::uint8_t>> pages;
-    std::vector<std::vector<std::uint8_t>> copied;  // the source's; of a zeroed block zeros
+    std::vector<std::vector<std::uint8_t>> pages;   // per tensor
+    std::vector<std::vector<std::uint8_t>> copied;  // the source's pages; zeros for a zeroed block
     bool is_copy = false;
   };
 
@@ -92,7 +94,7 @@ class WorkerBackend final : public Backend, private EngineWorker {
   }
   Result<bool> sample(StepReadback& readback);
   Result<bool> fails(StepReadback& readback);
-  Result<void> check_pages() const;  // whether there are any
+  Result<void> check_pages() const;  // error: no page can be read
   void hand_out(BlockId block, std::int32_t group);
   void prepare_memory(const StepProgram& program);
   void overwrite(BlockId block, const BlockId* source);
@@ -112,7 +114,8 @@ class WorkerBackend final : public Backend, private EngineWorker {
     made.kernel = "worker";
     made.message = std::move(message);
   }
-  // A line of the worker's process; of its metadata or batch it begins with that word.
+  // Reports a line of the worker's process. Lines about metadata or the batch start with that word
+  // and keep it; all others are faults of inputs.
   static void report_fault(StepReadback& readback, const std::string& fault) {
     const bool is_named = fault.starts_with("metadata") || fault.starts_with("batch");
     report(readback, is_named ? "" : "input", is_named ? fault : "input: " + fault);
@@ -128,10 +131,10 @@ class WorkerBackend final : public Backend, private EngineWorker {
   const FactsSink facts_;  // absent: not recorded
   std::optional<FactsTaker> facts_taker_;
   std::string runner_ = "unknown";
-  std::vector<std::pair<std::size_t, std::size_t>> layers_;  // group, place in it
+  std::vector<std::pair<std::size_t, std::size_t>> layers_;  // group, index in it
   bool has_begun_ = false;
   ForeignEngines::Lease engine_;
-  std::optional<EngineFailure> failure_;  // of the case, also over its plan when it was opened
+  std::optional<EngineFailure> failure_;  // since begin(); ends the case
   std::unique_ptr<SharedBytes> shared_;
   MemoryPlan layout_;
   WorkerOpened opened_;
@@ -139,16 +142,18 @@ class WorkerBackend final : public Backend, private EngineWorker {
   std::vector<std::int32_t> group_of_block_;
   std::map<RequestId, Known> requests_;
   WorkerStep step_;
-  bool is_decided_ = false;     // ... and not executed yet
-  std::vector<RowSlice> rows_;  // of the step that has run
+  bool is_decided_ = false;     // True from decided() to its execute()
+  std::vector<RowSlice> rows_;  // of the last executed step
   bool copies_whole_ = false;   // blocks are contiguous in memory: a copy includes their padding
   std::vector<Overwritten> overwritten_;
   bool zeroed_beyond_ = false, copied_beyond_ = false;
-  std::vector<std::vector<std::vector<std::int32_t>>> reads_;  // [group][row of the program]
-  std::map<std::int32_t, std::string> names_;  // of each row of the engine: its last request
+  std::vector<std::vector<std::vector<std::int32_t>>> reads_;  // [group][row]
+  std::map<std::int32_t, std::string> names_;  // per row of the engine: its last request
   std::vector<WordKeys> keys_;
 };
 
+// Opens a case in the worker's process and maps its caches. A worker that raises over the plan is a
+// finding, so begin() succeeds and the first execute() reports it.
 Result<void> WorkerBackend::begin(const EngineConfig& engine) {
   has_begun_ = true;
   LS_ASSIGN_OR_RETURN(layout_, pool_layout(config_.plan, config_.attention_backend, config_.layout,
@@ -196,6 +201,7 @@ void WorkerBackend::add_request(RequestId id, const RequestSpec& spec) {
   requests_[id] = {.spec = spec, .num_tokens = spec.prompt.size()};
 }
 
+// Collects the tokens for the next message: sample() or the next step.
 void WorkerBackend::sampled(RequestId id, std::span<const std::int32_t> tokens) {
   Known& known = requests_.at(id);
   known.num_tokens += std::ssize(tokens);
@@ -203,6 +209,8 @@ void WorkerBackend::sampled(RequestId id, std::span<const std::int32_t> tokens) 
                              std::vector<std::int32_t>(tokens.begin(), tokens.end()));
 }
 
+// Translates a decision into the worker's message. `sampled` stays: it belongs to the previous
+// step.
 void WorkerBackend::decided(const SchedulerOutput& decision) {
   is_decided_ = true;
   step_.step = decision.step;
@@ -236,7 +244,8 @@ void WorkerBackend::decided(const SchedulerOutput& decision) {
   step_.copies = decision.copies;
 }
 
-// A block that goes to a group with another order keeps what each byte of the model's page holds.
+// Converts a block to the byte order of the group that it now belongs to. Each byte of the model's
+// page keeps its content, so poison and stale rows stay comparable.
 void WorkerBackend::hand_out(BlockId block, std::int32_t group) {
   std::int32_t& now = group_of_block_[index_of(block)];
   if (block == kNullBlock || now == group) return;
@@ -249,13 +258,16 @@ void WorkerBackend::hand_out(BlockId block, std::int32_t group) {
   now = group;
 }
 
+// Writes into the shared memory what happens between steps: new byte orders and poison. It also
+// saves the blocks that the worker overwrites as a whole.
 void WorkerBackend::prepare_memory(const StepProgram& program) {
   for (const TableUpdate& update : program.table_updates)
     for (std::uint32_t i = 0; i < update.count; ++i)
       hand_out(program.table_block_ids[update.begin + i], update.group);
   for (const PartCopy& part : program.parts) hand_out(part.target, part.group);
   std::vector<std::uint8_t> page;
-  // Zeroed and not to be zeroed in the model: a block of a request that the step has preempted.
+  // Blocks that the engine zeroes but the model does not: their request was preempted in the same
+  // step. They belong to no group.
   for (const PoisonBlock& poison : program.poison)
     if (poison.kind == Poison::freed && std::ranges::count(step_.zero, poison.block) > 0)
       hand_out(poison.block, -1);
@@ -276,6 +288,7 @@ void WorkerBackend::prepare_memory(const StepProgram& program) {
   for (const KVCacheBlockCopy& copy : step_.copies) overwrite(copy.to, &copy.from);
 }
 
+// Saves a block before the step. `source`: the block copied into it; null: it is zeroed.
 void WorkerBackend::overwrite(BlockId block, const BlockId* source) {
   Overwritten& before = overwritten_.emplace_back();
   before.block = block;
@@ -288,8 +301,9 @@ void WorkerBackend::overwrite(BlockId block, const BlockId* source) {
   }
 }
 
-// The worker zeroes and copies a block for all groups at once, the model for the block's own group.
-// In bytes beyond it, zeros or the source's bytes become what was there before; other bytes stay.
+// Restores bytes outside the block's own group. The worker zeroes and copies a block for all groups
+// at once, the model only for the block's group. There, a byte that is now zero or the source's
+// gets its previous value; any other change stays, and the comparison finds it.
 void WorkerBackend::put_back_beyond() {
   std::vector<std::uint8_t> page;
   for (const Overwritten& before : overwritten_)
@@ -310,6 +324,8 @@ void WorkerBackend::put_back_beyond() {
     }
 }
 
+// Order: failures, views, sampled tokens, memory, the step itself, restored bytes, facts, probes. A
+// finding at any point ends the step, since later results would depend on it.
 Result<void> WorkerBackend::execute(const StepProgram& program, StepReadback& readback) {
   LS_CHECK(has_begun_, "step {} of a worker that was not begun", program.step);
   const std::size_t num_groups = config_.plan.groups.size();
@@ -328,7 +344,7 @@ Result<void> WorkerBackend::execute(const StepProgram& program, StepReadback& re
   }
   if (!program.loads.empty() || !program.stores.empty())
     return fail("transfers are not driven on an engine's worker");
-  // A program that no decision came before asks about the step that has run.
+  // A program without a decision only reads back the step that has run.
   if (!std::exchange(is_decided_, false)) {
     read_probes(program, readback);
     return extract(program, readback);
@@ -360,7 +376,8 @@ Result<void> WorkerBackend::execute(const StepProgram& program, StepReadback& re
   return extract(program, readback);
 }
 
-// Reports a failure of the worker. Errors: a failure of the code that drives it.
+// Reports a failure of the worker; returns true if it has failed. Errors: a failure of Lockstep's
+// own code in its process.
 Result<bool> WorkerBackend::fails(StepReadback& readback) {
   if (const EngineFailure* const failure = engine_->failure()) failure_ = *failure;
   if (!failure_) return false;
@@ -369,7 +386,8 @@ Result<bool> WorkerBackend::fails(StepReadback& readback) {
   return true;
 }
 
-// States that move with what was sampled move before a block is reallocated and poisoned.
+// Sends what was sampled, for workers with states. They move states now, before the step's poison
+// reaches reallocated blocks. Returns false if the worker has failed.
 Result<bool> WorkerBackend::sample(StepReadback& readback) {
   if (!has_states()) return true;
   std::vector<std::string> faults;
@@ -381,6 +399,7 @@ Result<bool> WorkerBackend::sample(StepReadback& readback) {
   return !failed && faults.empty();
 }
 
+// REQUIRES: each probe's row was in the last executed step.
 void WorkerBackend::read_probes(const StepProgram& program, StepReadback& readback) const {
   for (std::size_t i = 0; i < program.probes.size(); ++i) {
     const AttentionProbe& probe = program.probes[i];
@@ -391,7 +410,7 @@ void WorkerBackend::read_probes(const StepProgram& program, StepReadback& readba
   }
 }
 
-// What an engine passes on of requests that end.
+// Reads the hidden states that the engine passes on for finished requests.
 Result<void> WorkerBackend::extract(const StepProgram& program, StepReadback& readback) {
   if (program.extractions.empty()) return {};
   std::vector<SavedStates> wanted;
@@ -409,7 +428,7 @@ Result<void> WorkerBackend::extract(const StepProgram& program, StepReadback& re
   return {};
 }
 
-// As many of everything as there are rows, tokens and groups.
+// Returns true if the lists of the reply have matching lengths, so that they can be indexed.
 bool WorkerBackend::is_whole(const WorkerFacts& facts) const {
   std::int64_t num_tokens = 0;
   for (const std::int32_t count : facts.num_tokens) num_tokens += count;
@@ -424,7 +443,8 @@ bool WorkerBackend::is_whole(const WorkerFacts& facts) const {
          });
 }
 
-// From the worker's batch to the rows of the program.
+// Translates the worker's batch into the rows of the program. The worker may order its batch
+// differently, so rows are found by request name.
 void WorkerBackend::take_facts(const StepProgram& program, const WorkerFacts& facts,
                                StepReadback& readback) {
   for (const std::string& fault : facts.faults) report_fault(readback, fault);
@@ -456,6 +476,8 @@ void WorkerBackend::take_facts(const StepProgram& program, const WorkerFacts& fa
   }
 }
 
+// `at`: the row in the worker's batch; `first`: its first token there. Positions are compared
+// first: slots of wrong positions say nothing.
 void WorkerBackend::take_row(const RowSlice& slice, std::size_t row, const WorkerFacts& facts,
                              std::size_t at, std::size_t first, StepReadback& readback) {
   for (std::int32_t i = 0; i < slice.num_tokens; ++i)
@@ -479,6 +501,8 @@ void WorkerBackend::take_row(const RowSlice& slice, std::size_t row, const Worke
   }
 }
 
+// Returns the digest of rule (4) over the rows that the worker's table reaches. Entries outside the
+// table or the pool add nothing, so the digest differs and the comparison reports them.
 std::uint64_t WorkerBackend::digest(const AttentionProbe& probe,
                                     std::span<const std::int32_t> table) const {
   const LayerMemory& model = layout_.layers[static_cast<std::size_t>(probe.layer)];
@@ -576,6 +600,7 @@ Result<std::unique_ptr<Backend>> make_worker_backend(std::shared_ptr<ForeignEngi
   const auto refuse = [&](std::string_view what) {
     return fail(fmt::format("--backend {}: {}", engines->hello().engine.name, what));
   };
+  // The worker's kernels run in its own process, one by one: these options have no meaning there.
   if (config.check != CheckMode::fast || config.num_streams > 1 || config.delay_streams ||
       config.max_cudagraph_capture_size > 0 || config.numbers != Numbers::words)
     return refuse("--check, --streams, --graphs and --numbers are of the kernels of this project");

@@ -1,15 +1,18 @@
-// An engine's own worker as a backend: a process that holds it and speaks docs/protocols.md
-// receives each step's decision, and its memory, tables and slots are judged like any backend's.
+// An engine's own worker as a backend: a process that contains it, and speaks docs/protocols.md,
+// receives each step's decision. Its memory, tables and slots are compared like any backend's.
 //
-// (1) Pages are in memory that both processes map (shared_bytes.h, page_map.h); poison, and the
-//     order of a reallocated block's bytes, are written here before the step.
+// Invariants
+// (1) Pages are in memory that both processes map (shared_bytes.h, page_map.h). Poison, and the
+//     byte order of a reallocated block, are written by this process before the step.
 // (2) What the worker raises, over the plan of a case or in a step, and what it reports that
 //     differs from the step (rows, positions, tokens), are reports of the step: a divergence, not
 //     an error.
-// (3) Digests are read here, through the table that the worker's attention received.
-// (4) What was sampled is sent before anything is written for the next step: a worker moves states
-//     then, in blocks that the step may reallocate.
-// Not here: attention itself, host tiers, ranks; the worker refuses what it cannot do.
+// (3) Digests are computed by this process, through the table that the worker's attention received.
+// (4) What was sampled is sent before anything is written for the next step: a worker then moves
+//     states, in blocks that the step may reallocate.
+//
+// Not here: attention itself, host tiers, ranks; make_worker_backend() refuses what is not
+// supported.
 #pragma once
 
 #include <functional>
@@ -23,10 +26,10 @@
 
 namespace lockstep {
 
-// `command`: starts such a process. Its options are those of any foreign engine.
+// Returns the options of a worker process that `command` starts.
 ForeignEngineOptions worker_engine_options(std::string command);
 
-// Is given what the worker made of each step, before anything is compared.
+// Receives what the worker did with each step, before anything is compared.
 using FactsSink = std::function<void(std::int64_t step, WorkerStepFacts facts)>;
 
 // Errors: a check mode other than fast, streams, ranks, a host tier, captured graphs, numbers.

@@ -13,6 +13,7 @@
 namespace lockstep {
 namespace {
 
+// Reads an array; `read` converts each entry.
 template <class Read>
 auto list(JsonValue value, const Read& read) {
   std::vector<decltype(read(value))> made;
@@ -33,6 +34,8 @@ std::vector<std::string> strings(JsonValue value) {
   return list(value, [](JsonValue entry) { return std::string(entry.string()); });
 }
 
+// shape: [blocks, tokens, heads, bytes of a row]; stride: bytes per block, token and head. A row is
+// contiguous, so it has no stride of its own.
 WorkerView view_of(JsonValue value) {
   JsonObject said = value.object();
   WorkerView view;
@@ -54,6 +57,7 @@ WorkerView view_of(JsonValue value) {
   return view;
 }
 
+// shape: [blocks, bytes of a block's state]; stride: bytes from block to block.
 WorkerState state_of(JsonValue value) {
   JsonObject said = value.object();
   WorkerState state;
@@ -88,6 +92,7 @@ void write_sampled(JsonWriter& out, const WorkerStep& step) {
   out.end_object();
 }
 
+// A new request carries its prompt; a resumed one does not, since the worker still has it.
 void write_row(JsonWriter& out, const WorkerRow& row) {
   const ScheduledRequest& scheduled = *row.scheduled;
   out.begin_object().string("id", row.name).integer("tokens", scheduled.num_tokens);
@@ -169,6 +174,7 @@ EngineHello read_worker_hello(JsonObject& object) {
   return read_hello_of(object, "worker_protocol", kWorkerProtocolVersion);
 }
 
+// The version is read with itself as both limits, so a different version is an error of the reply.
 EngineHello read_hello_of(JsonObject& object, std::string_view protocol, std::int64_t version) {
   EngineHello hello;
   JsonObject said = object.required("hello").object();
