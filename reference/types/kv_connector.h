@@ -1,14 +1,13 @@
-// A KV connector as the scheduler sees it: it has access to caches elsewhere, loads them into
-// blocks of this pool and sends blocks away. Its answers and its workers' reports are inputs; the
-// scheduler decides what follows from them. Source of the interface:
-// vllm/distributed/kv_transfer/kv_connector/v1/base.py.
+// A KV connector as the scheduler sees it: it can load blocks of this pool from caches elsewhere,
+// and send blocks away. Its answers and its workers' reports are inputs; the scheduler decides what
+// follows from them. Source of the interface: vllm/distributed/kv_transfer/kv_connector/v1/base.py.
 //
 // Invariants
 // (1) A load in the same step (is_async false) has written its tokens when attention reads them, or
-//     its blocks are reported invalid with that step's output.
-// (2) A longer load completes when its request is reported in finished_recving, once.
+//     the output of that step reports its blocks as invalid.
+// (2) An asynchronous load completes when finished_recving reports its request, exactly once.
 // (3) A request that the connector keeps (request_finished() returned true) is reported in
-//     finished_sending, once.
+//     finished_sending, exactly once.
 //
 // Not modelled: what a connector does with the blocks, the metadata of its workers, events.
 #pragma once
@@ -25,63 +24,74 @@
 
 namespace lockstep {
 
-// Tokens past the local prefix hit that the connector can load. Absent: not known yet; query again.
+// Tokens past the local prefix hit that the connector can load. Absent: unknown yet, query again in
+// a later step. The request is passed over until then and does not block the queue.
 struct ExternalHit {
   std::optional<std::int32_t> num_tokens = 0;
-  bool is_async = false;  // the load takes longer than the step. REQUIRES: num_tokens > 0
+  bool is_async = false;  // the load outlasts the step. REQUIRES: num_tokens > 0
 };
 
+// The request as the scheduler describes it to the connector.
 struct ExternalQuery {
   RequestId request{};
   std::string_view name;
-  std::int32_t num_tokens = 0;        // of the request; a hit within the step leaves at least one
-  std::int32_t num_local_tokens = 0;  // that the prefix cache holds
-  std::span<const BlockKey> block_keys{};  // of its hash blocks; none without prefix caching
+  std::int32_t num_tokens = 0;        // of the request; a load within the step leaves at least one
+  std::int32_t num_local_tokens = 0;  // hits of the local prefix cache, whole scheduler blocks
+  std::span<const BlockKey> block_keys{};  // of its hash blocks; empty without prefix caching
   std::int32_t hash_block_size = 1;        // tokens
 };
 
-// What a connector says of itself when the engine starts.
+// Properties that a connector declares once, when the engine starts.
 struct KVConnectorTraits {
-  bool is_kv_producer = true;  // of kv_role: it sends
+  bool is_kv_producer = true;  // of kv_role: the connector sends
   bool is_kv_consumer = true;  // ... loads
-  // A preempted request's output in flight is dropped: the blocks that it would forward are gone.
+  // Drops the in-flight output of a preempted request: the blocks that the connector would forward
+  // are free (vLLM 0.33.0, v1/core/sched/scheduler.py, _preempt_request()).
   bool requires_kv_delivery = false;
-  // Its loads complete local hits that are deeper in attention than in states
+  // True if its loads bring the states of a local hit that attention holds further than the states
   // (supports_divergent_local_hybrid_hits).
   bool completes_divergent_hits = false;
-  // While blocks are being sent no request is preempted to free blocks (has_pending_block_frees).
+  // True if no request is preempted to free blocks while sends are in flight: the sends free blocks
+  // soon (has_pending_block_frees).
   bool waits_for_sends = false;
 };
 
+// The interface that a simulated or recorded connector implements. Calls arrive in the order of the
+// scheduler's decisions.
 class KVConnector {
  public:
   virtual ~KVConnector() = default;
   virtual KVConnectorTraits traits() const { return {}; }
-  // Asked whenever a request without computed tokens is considered, so more than once for many.
+  // Called each time a request without computed tokens reaches the head of its queue, so several
+  // times for a request that waits. REQUIRES of the answer: local and external tokens together
+  // leave one token to compute, unless the load is asynchronous.
   virtual ExternalHit get_num_new_matched_tokens(const ExternalQuery& query) = 0;
-  // The request has been given `blocks` (of the first group), also those that num_external_tokens
-  // are to be loaded into.
+  // Reports that the request holds `blocks` (of the first group), those that num_external_tokens
+  // will be loaded into included. Called also without external tokens.
   virtual void update_state_after_alloc(RequestId, std::span<const BlockId> /*blocks*/,
                                         std::int32_t /*num_external_tokens*/) {}
-  // What the step that has just been decided tells the workers of host pages.
+  // Sends the page work of the decided step to the workers.
   virtual void start_pages(const HostPageCommand&) {}
-  // The request has finished. True: its blocks are kept until finished_sending.
+  // Reports the end of a request. True: its blocks stay allocated until finished_sending.
   virtual bool request_finished(RequestId request, std::string_view name) = 0;
-  // Requests that one report fails are ended in the order of a Python set, an accident of hashed
-  // names that decides which blocks are free first. Given in the order of the queues.
+  // Sorts requests that fail in one report into the order in which the engine ends them. vLLM
+  // iterates a Python set there, so hash order decides which blocks are freed first. Passed in
+  // queue order.
   virtual void order_failed_requests(std::vector<RequestId>&) {}
-  // So are the pages published that one report completes, request by request. Given as completed.
+  // Sorts request names into the order in which the engine publishes their pages, also a set in
+  // vLLM. Passed in completion order.
   virtual void order_published_requests(std::vector<std::string>&) {}
 };
 
-// What the connector's workers report with a step's output.
+// The reports of a connector's workers that arrive with a step's output.
 struct KVConnectorOutput {
   std::vector<RequestId> finished_recving{};
   std::vector<RequestId> finished_sending{};
-  std::vector<BlockId> invalid_block_ids{};  // tokens to be loaded there did not arrive
-  // Received requests of which nothing arrived, as an engine of several groups reports it.
+  std::vector<BlockId> invalid_block_ids{};  // blocks whose load failed; their tokens are missing
+  // Requests of finished_recving whose load brought nothing. Engines with several groups report
+  // failures this way, since a block id alone does not identify a request's tokens.
   std::vector<RequestId> failed_recving{};
-  // Transfers of host pages.
+  // Transfers of host pages: submitted to, and completed by, that many workers.
   std::vector<TransferCount> enqueued{};
   std::vector<TransferCount> completed{};
 
@@ -99,6 +109,7 @@ struct KVConnectorOutput {
   }
 };
 
+// What follows from a failed load: compute the missing tokens here, or end the request.
 enum class KVLoadFailurePolicy : std::uint8_t { recompute, fail };
 
 // vLLM's kv_transfer_config, as far as the scheduler reads it.

@@ -10,6 +10,8 @@ std::int64_t Prompt::size() const {
   return total;
 }
 
+// Merges runs that continue each other, so that a prompt built block by block from a trace has few
+// runs. `tokens` of literal runs are the caller's to append.
 void Prompt::append(const TokenRun& run) {
   if (run.count == 0) return;
   if (!runs.empty()) {
@@ -22,6 +24,7 @@ void Prompt::append(const TokenRun& run) {
   runs.push_back(run);
 }
 
+// Literal runs copy from `tokens`; all others generate each id from the seed and the position.
 std::vector<std::int32_t> Prompt::materialize() const {
   std::vector<std::int32_t> out;
   out.reserve(size());
