@@ -12,10 +12,13 @@
 namespace lockstep {
 namespace {
 
-// CBOR (RFC 8949) of exactly what a block hash is made of: integers, byte strings, text strings,
-// arrays and null, each in its shortest form.
+// Writes CBOR (RFC 8949) for the types that a block hash consists of: integers, byte strings, text
+// strings, arrays and null, each in its shortest form. vLLM serializes with cbor2 in canonical
+// mode, so other encodings of the same value would give other hashes.
 class CborWriter {
  public:
+  // Major type 0, or 1 for negative values: -1 - value. Offsets of images are negative if the image
+  // began in an earlier block.
   void integer(std::int64_t value) {
     if (value >= 0)
       head(0, static_cast<std::uint64_t>(value));
@@ -31,10 +34,13 @@ class CborWriter {
     out_.insert(out_.end(), value.begin(), value.end());
   }
   void array(std::uint64_t size) { head(4, size); }
+  // 0xF6: Python's None, for a block without extra keys.
   void null() { out_.push_back(0xF6); }
   std::span<const std::uint8_t> view() const { return out_; }
 
  private:
+  // The first byte of an item, and its value: in the byte itself below 24, else in the next 1, 2, 4
+  // or 8 bytes, big-endian.
   void head(std::uint8_t major, std::uint64_t value) {
     const auto type = static_cast<std::uint8_t>(major << 5);
     if (value < 24) {
@@ -50,6 +56,7 @@ class CborWriter {
   std::vector<std::uint8_t> out_;
 };
 
+// XXH128_canonicalFromHash() gives the big-endian bytes that Python's xxh3_128_digest returns.
 ExternalBlockHash digest(HashAlgorithm algorithm, std::span<const std::uint8_t> data) {
   if (algorithm == HashAlgorithm::sha256_cbor) return sha256(data);
   LS_CHECK(algorithm == HashAlgorithm::xxhash_cbor, "the content chain has no external hash");
@@ -58,6 +65,8 @@ ExternalBlockHash digest(HashAlgorithm algorithm, std::span<const std::uint8_t> 
   return {canonical.digest, canonical.digest + sizeof canonical.digest};
 }
 
+// The first 16 bytes of the hash. Of sha256 this drops half of it: a lookup compares 128 bits,
+// events report all 256.
 BlockKey key_of(const ExternalBlockHash& hash) {
   BlockKey key;
   std::memcpy(&key.low, hash.data(), 8);
@@ -65,19 +74,22 @@ BlockKey key_of(const ExternalBlockHash& hash) {
   return key;
 }
 
+// XXH3 over 128 bits of the content chain.
 BlockKey xxh3(const void* data, std::size_t size) {
   const XXH128_hash_t hash = XXH3_128bits(data, size);
   return {hash.low64, hash.high64};
 }
 
-// A key in the chain: what it is, behind the key before it.
+// A key after its parent in the content chain. `kind` separates keys of different types with equal
+// text, as tags do in vLLM's hashes.
 BlockKey behind(const BlockKey& parent, std::uint64_t kind, std::string_view text) {
   const BlockKey own = xxh3(text.data(), text.size());
   const std::uint64_t words[] = {parent.low, parent.high, kind, own.low, own.high};
   return xxh3(words, sizeof words);
 }
 
-// What stands before the first block: the salt, told apart from "no salt", and the adapter.
+// The parent of the first block: the salt, distinguished from "no salt" by the constants, then the
+// adapter's name and path (kinds 1 and 2).
 BlockKey content_root(std::string_view cache_salt, const RequestKeys& keys) {
   BlockKey key{0x6C6F636B73746570ull, 0};
   if (!cache_salt.empty()) {
@@ -88,7 +100,9 @@ BlockKey content_root(std::string_view cache_salt, const RequestKeys& keys) {
   return key;
 }
 
-// The items inside a block, each with the offset of its first token from the block's first token.
+// Visits the items that overlap [first, first + count), each with the offset of its first token
+// from `first` (negative: it began earlier). REQUIRES: items in the order of their positions,
+// without overlap.
 template <class Take>
 void for_each_item(const std::vector<PromptItem>& items, std::int64_t first, std::int64_t count,
                    Take take) {
@@ -98,7 +112,7 @@ void for_each_item(const std::vector<PromptItem>& items, std::int64_t first, std
     take(*item, item->first - first);
 }
 
-// Kinds 3 to 5 of `behind`, so that no key can be mistaken for one of another kind.
+// Adds the items and embeddings of a block to its key, as kinds 3 to 5 of behind().
 BlockKey with_items(BlockKey key, const RequestKeys& keys, std::int64_t prompt_size,
                     std::int64_t first, std::int64_t count) {
   for_each_item(keys.mm, first, count, [&](const PromptItem& item, std::int64_t place) {
@@ -112,8 +126,8 @@ BlockKey with_items(BlockKey key, const RequestKeys& keys, std::int64_t prompt_s
   return key;
 }
 
-// Extra keys in vLLM's order. They also cover the tokens after the block where its hash covers
-// them.
+// Extra keys in vLLM's order: adapter, images, salt, embeddings (generate_block_hash_extra_keys in
+// vllm/v1/core/kv_cache_utils.py). They also cover the lookahead tokens of the block's hash.
 std::vector<ExtraKey> extra_keys_of(const HashRule& rule, std::string_view cache_salt,
                                     const RequestKeys& keys, std::int64_t prompt_size,
                                     std::int64_t first) {
@@ -139,6 +153,7 @@ std::vector<ExtraKey> extra_keys_of(const HashRule& rule, std::string_view cache
   return extra;
 }
 
+// An array of the key's parts, or the part itself if it has only one.
 void write_extra_key(CborWriter& cbor, const ExtraKey& key) {
   const std::uint64_t num_parts =
       1 + !key.tag.empty() + key.detail.has_value() + key.place.has_value();
@@ -155,11 +170,14 @@ void write_extra_key(CborWriter& cbor, const ExtraKey& key) {
 }  // namespace
 
 ExternalBlockHash none_hash(HashAlgorithm algorithm) {
+  // The text of PYTHONHASHSEED=0.
   CborWriter seed;
   seed.text("0");
   return digest(algorithm, seed.view());
 }
 
+// [parent, [tokens...], extra keys]. With lookahead tokens the third element is [extra keys,
+// tokens...] instead, with null for no extra keys.
 ExternalBlockHash hash_block_tokens(HashAlgorithm algorithm, const ExternalBlockHash& parent,
                                     std::span<const std::int32_t> tokens,
                                     std::span<const ExtraKey> extra_keys,
@@ -189,6 +207,7 @@ TokenSequence::TokenSequence(Prompt prompt) : prompt_(std::move(prompt)) {
   }
 }
 
+// The last run that begins at or before the position: empty runs before it are skipped.
 std::size_t TokenSequence::run_at(std::int64_t position) const {
   const auto next = std::upper_bound(run_begins_.begin(), run_begins_.end(), position);
   return static_cast<std::size_t>(next - run_begins_.begin()) - 1;
@@ -201,6 +220,7 @@ std::int32_t TokenSequence::operator[](std::int64_t position) const {
   return token;
 }
 
+// Walks the runs that the range overlaps, then the sampled tokens.
 void TokenSequence::copy(std::int64_t first, std::int64_t count, std::int32_t* tokens) const {
   LS_CHECK(first + count <= size(), "tokens [{}, {}) of {}", first, first + count, size());
   if (first < prompt_size_) {
@@ -221,6 +241,9 @@ void TokenSequence::copy(std::int64_t first, std::int64_t count, std::int32_t* t
   if (count > 0) std::copy_n(output_.begin() + (first - prompt_size_), count, tokens);
 }
 
+// A piece is two words: the seed, then the place in the source (upper half) and the number of
+// tokens (lower half). Prompt::append() merges runs that continue each other, so a block of equal
+// content has equal pieces however the prompt was built.
 bool TokenSequence::symbolic_pieces(std::int64_t first, std::int64_t count,
                                     std::vector<std::uint64_t>& pieces) const {
   if (!any_symbolic_ || first + count > prompt_size_) return false;
@@ -239,6 +262,8 @@ bool TokenSequence::symbolic_pieces(std::int64_t first, std::int64_t count,
   return true;
 }
 
+// A block counts once its lookahead tokens exist: with hash_block_size 16 and 1 lookahead token, 33
+// tokens give 2 hashes and 32 tokens give 1.
 void BlockHashChain::extend_to(std::int64_t num_tokens, const HashRule& rule,
                                const TokenSequence& tokens, const Keys& keys) {
   const std::int64_t num_sure = std::max<std::int64_t>(num_tokens - rule.num_lookahead_tokens, 0);
@@ -246,7 +271,8 @@ void BlockHashChain::extend_to(std::int64_t num_tokens, const HashRule& rule,
   next_size_ =
       static_cast<std::int64_t>(num_full + 1) * rule.hash_block_size + rule.num_lookahead_tokens;
   if (num_full <= keys_.size()) return;
-  // Doubled: a decode adds one key every block, and an exact reserve would copy all of them.
+  // Doubles the capacity: a decode adds one key per block, and an exact reserve would copy all of
+  // them each time.
   if (num_full > keys_.capacity()) keys_.reserve(std::max(num_full, 2 * keys_.capacity()));
   if (rule.algorithm == HashAlgorithm::content)
     extend_content(num_full, rule, tokens, keys);
@@ -254,6 +280,7 @@ void BlockHashChain::extend_to(std::int64_t num_tokens, const HashRule& rule,
     extend_external(num_full, rule, tokens, keys);
 }
 
+// vLLM's hashes, one block at a time; keys_ gets the first 16 bytes of each.
 void BlockHashChain::extend_external(std::size_t num_full, const HashRule& rule,
                                      const TokenSequence& tokens, const Keys& keys) {
   std::vector<std::int32_t> block(
@@ -273,7 +300,8 @@ void BlockHashChain::extend_external(std::size_t num_full, const HashRule& rule,
   }
 }
 
-// [parent key, kind, content]: one XXH3 a block. Kind keeps symbolic content apart from token ids.
+// Hashes [parent key, kind, content] with one XXH3 per block. Kind 1: symbolic pieces; kind 0:
+// token ids. The kind separates symbolic content from token ids with the same bits.
 void BlockHashChain::extend_content(std::size_t num_full, const HashRule& rule,
                                     const TokenSequence& tokens, const Keys& keys) {
   const std::int64_t num_covered = rule.hash_block_size + rule.num_lookahead_tokens;
@@ -305,6 +333,7 @@ void BlockHashChain::extend_content(std::size_t num_full, const HashRule& rule,
 
 namespace {
 
+// REQUIRES: an even number of hexadecimal digits; readers of traces check that.
 std::vector<std::uint8_t> bytes_of_hex(std::string_view digits) {
   const auto value = [](char c) { return c <= '9' ? c - '0' : (c | 0x20) - 'a' + 10; };
   std::vector<std::uint8_t> bytes;
@@ -324,6 +353,7 @@ std::vector<std::uint8_t> sha256(std::span<const std::uint8_t> bytes) {
   return digest;
 }
 
+// `row` counts over all runs, so each run that ends before it is subtracted.
 std::vector<float> embedding_row(const PromptEmbeds& embeds, std::int64_t row) {
   for (const TokenRun& run : embeds.rows) {
     if (row >= run.count) {
@@ -344,6 +374,9 @@ std::vector<float> embedding_row(const PromptEmbeds& embeds, std::int64_t row) {
   return {};
 }
 
+// An engine's digests cover digest_tokens tokens each. A range that is one of them returns it as
+// is; any other range hashes those that it overlaps. Seeded rows are hashed as float32 bytes, with
+// zeros for positions without a row, as vLLM hashes the bytes of its tensor.
 std::vector<std::uint8_t> embeds_digest(const PromptEmbeds& embeds, std::int64_t prompt_size,
                                         std::int64_t first, std::int64_t count) {
   const std::int64_t last = std::min(first + count, prompt_size);

@@ -7,6 +7,7 @@
 namespace lockstep {
 namespace {
 
+// Checks that the id names a block of the cache, not an entry of a further key.
 void check_block(BlockId block, std::int64_t num_blocks) {
   LS_CHECK(index_of(block) >= 0 && index_of(block) < num_blocks, "block {} in a cache of {}",
            index_of(block), num_blocks);
@@ -14,20 +15,22 @@ void check_block(BlockId block, std::int64_t num_blocks) {
 
 }  // namespace
 
+// Two buckets per block or more: invariant (3).
 PrefixCache::PrefixCache(std::int64_t num_blocks)
     : num_blocks_(num_blocks),
       entries_(num_blocks),
       firsts_(std::bit_ceil(2 * static_cast<std::size_t>(num_blocks)), kNullBlock),
       mask_(firsts_.size() - 1) {}
 
-// The first block from `from` on in its chain that holds the key.
+// Walks the chain: expected length 1, invariant (3). Other keys in the bucket are passed over.
 BlockId PrefixCache::first_of(const BlockKey& mixed_key, BlockId from) const {
   while (from != kNullBlock && !(entries_[from].key == mixed_key)) from = entries_[from].next;
   return from;
 }
 
 BlockId PrefixCache::find(const BlockKey& key, std::int32_t group) const {
-  // The group is part of the key, so that one table serves all groups: group_of() is not compared.
+  // The group is part of the key, so group_of() need not be compared. Blocks added later come later
+  // in the chain: the first match is the oldest.
   const BlockKey mixed_key = mixed(key, group);
   return block_of(first_of(mixed_key, firsts_[bucket_of(mixed_key)]));
 }
@@ -43,6 +46,7 @@ bool PrefixCache::has_key(BlockId block, const BlockKey& key, std::int32_t group
          });
 }
 
+// Appends to the chain's end through the first entry's `previous`, which is the last entry.
 void PrefixCache::link(BlockId entry) {
   BlockId& first = firsts_[bucket_of(entries_[entry].key)];
   entries_[entry].previous = entry;
@@ -61,8 +65,9 @@ void PrefixCache::unlink(BlockId which) {
   Entry& entry = entries_[which];
   BlockId& first = firsts_[bucket_of(entry.key)];
   LS_CHECK(first != kNullBlock, "entry {} is in no chain", index_of(which));
-  // Chains are circular backwards only: invariant (2).
-  // The entry that stores the link to the previous one: the successor, or the first of the chain.
+  // Chains are circular backwards only, invariant (2). `keeper` stores the backward link to this
+  // entry: its successor, or the first of the chain if this is the last. In a chain of one,
+  // `keeper` is the entry itself.
   const BlockId keeper = entry.next != kNullBlock ? entry.next : first;
   entries_[keeper].previous = entry.previous;
   if (first == which)
@@ -72,6 +77,7 @@ void PrefixCache::unlink(BlockId which) {
   entry.group = kNotCached;
 }
 
+// num_tokens is of the first key only: further keys end shorter prefixes of the same block.
 void PrefixCache::add(BlockId block, const BlockKey& key, std::int32_t group,
                       std::int32_t num_tokens) {
   check_block(block, num_blocks_);
@@ -92,7 +98,8 @@ void PrefixCache::add_further(BlockId block, const BlockKey& key, std::int32_t g
     entries_.emplace_back();
     owners_.push_back(kNullBlock);
   }
-  // Entries of further keys are rare, so they are stored after the pool's own and used again.
+  // Entries of further keys are rare, so they are stored after the pool's own and reused. A pool
+  // that never hits parts of blocks never grows.
   const BlockId entry = spare_entries_.back();
   spare_entries_.pop_back();
   owners_[static_cast<std::size_t>(index_of(entry) - num_blocks_)] = block;
@@ -102,7 +109,7 @@ void PrefixCache::add_further(BlockId block, const BlockKey& key, std::int32_t g
   further_[block].push_back(entry);
 }
 
-// Returns the number of keys that the block had.
+// The first key, then the further ones; their entries return to the spare list.
 std::int64_t PrefixCache::remove(BlockId block) {
   check_block(block, num_blocks_);
   if (!contains(block)) return 0;
@@ -120,6 +127,8 @@ std::int64_t PrefixCache::remove(BlockId block) {
   return count;
 }
 
+// Keys are unmixed and mixed again, since the entry of `to` has its own place in the chains: moved
+// keys join at the end, after other blocks with the same key.
 void PrefixCache::move_keys(BlockId from, BlockId to) {
   if (!contains(from)) return;
   const std::int32_t group = group_of(from);
@@ -132,6 +141,7 @@ void PrefixCache::move_keys(BlockId from, BlockId to) {
   for (std::size_t i = 1; i < keys.size(); ++i) add_further(to, keys[i], group);
 }
 
+// Chains need no unlinking: every bucket and every entry is reset. Spare entries keep their memory.
 void PrefixCache::clear() {
   for (auto& entry : entries_) entry.group = kNotCached;
   for (BlockId& first : firsts_) first = kNullBlock;
@@ -140,6 +150,7 @@ void PrefixCache::clear() {
   further_.clear();
 }
 
+// Twice the pool's size, rounded up to a power of two, so that a position is a mask.
 FreeQueue::FreeQueue(std::int64_t num_blocks)
     : ring_(std::bit_ceil(static_cast<std::size_t>(2 * num_blocks)), kNullBlock),
       place_(num_blocks),
@@ -151,6 +162,7 @@ BlockId FreeQueue::pop_front() {
   LS_CHECK(size_ > 0, "no block is free");
   BlockId block;
   do {
+    // Skips gaps: each gap is passed once, so this is O(1) amortized.
     block = ring_[front_++ & mask_];
   } while (block == kNullBlock);
   --size_;
@@ -169,6 +181,7 @@ void FreeQueue::push_front(BlockId block) {
   ++size_;
 }
 
+// Leaves a gap. Its position is known, so no search is needed; vLLM's linked list unlinks instead.
 void FreeQueue::remove(BlockId block) {
   BlockId& place = ring_[place_[block] & mask_];
   LS_CHECK(place == block, "block {} is not in the free queue", index_of(block));
@@ -176,8 +189,8 @@ void FreeQueue::remove(BlockId block) {
   --size_;
 }
 
-// Removed blocks leave gaps in the ring. They are closed when the ring is full, so that removing
-// costs O(1) and a push O(1) on average.
+// Closes the gaps when the ring is full: removing costs O(1), and a push O(1) on average. Blocks
+// keep their order. `end` never passes `place`, so no block is overwritten before it is read.
 void FreeQueue::compact() {
   std::uint32_t end = front_;
   for (std::uint32_t place = front_; place != end_; ++place)
@@ -194,6 +207,7 @@ std::vector<BlockId> FreeQueue::in_order() const {
   return blocks;
 }
 
+// cache_ has one entry without caching: nothing looks it up, and it costs no memory.
 BlockPool::BlockPool(std::int64_t num_blocks, bool enable_caching, FreedBlocks freed_blocks)
     : ref_cnts_(num_blocks),
       free_(num_blocks),
@@ -206,7 +220,7 @@ BlockPool::BlockPool(std::int64_t num_blocks, bool enable_caching, FreedBlocks f
   LS_CHECK(num_blocks >= 1, "a pool of {} blocks", num_blocks);
 }
 
-// Takes away every key of the block.
+// Removes every key of the block and emits its removal events first, in the order of the keys.
 void BlockPool::evict(BlockId block) {
   check_block(block);
   if (events_ != nullptr) events_->removed(block);
@@ -222,6 +236,8 @@ bool BlockPool::can_give(std::int64_t count) {
   return false;
 }
 
+// One block at a time, as each eviction may call back into the owner of a watched block. The watch
+// is reported before the eviction, as in vLLM 0.33.0, get_new_blocks().
 void BlockPool::get_new_blocks(std::int64_t count, std::vector<BlockId>& out) {
   LS_CHECK(count <= num_free_blocks(), "{} blocks wanted, {} free", count, num_free_blocks());
   for (; count > 0; --count) {
@@ -238,8 +254,9 @@ void BlockPool::get_new_blocks(std::int64_t count, std::vector<BlockId>& out) {
   }
 }
 
-// The tables of a large pool are larger than the processor's caches. An eviction reads a block's
-// entry, and from it where its bucket is, so they are fetched one after the other.
+// Hides the memory latency of evictions: the tables of a large pool are larger than the processor's
+// caches. An eviction reads a block's entry, which gives the address of its bucket, so the entry is
+// prefetched twelve pops ahead and the bucket six pops ahead.
 void BlockPool::prefetch_evictions() const {
   constexpr std::uint32_t kEntry = 12, kBucket = 6;  // pops ahead
   const BlockId soon = free_.upcoming(kEntry);
@@ -256,12 +273,14 @@ void BlockPool::evict_blocks(std::span<const BlockId> blocks) {
 void BlockPool::touch(std::span<const BlockId> blocks) {
   for (const BlockId block : blocks) {
     check_block(block);
-    // A hit on a block without a holder takes it out of the free queue, wherever it is.
+    // A hit on a free block takes it out of the queue, wherever it is.
     if (is_evictable(block)) free_.remove(block);
     ++ref_cnts_[block];
   }
 }
 
+// Blocks shared with other requests only lose a reference: their place in the queue is decided when
+// the last holder frees them.
 template <typename Iterator>
 void BlockPool::release(Iterator begin, Iterator end, bool unhashed_first) {
   unhashed_.clear();
@@ -278,6 +297,7 @@ void BlockPool::release(Iterator begin, Iterator end, bool unhashed_first) {
       free_.push_back(block);
   }
   // Pushed to the front in reverse: the first block of the call is allocated first, invariant (3).
+  // vLLM prepends the whole list, with the same result.
   for (auto block = unhashed_.rbegin(); block != unhashed_.rend(); ++block)
     free_.push_front(*block);
 }
@@ -295,6 +315,8 @@ void BlockPool::on_reuse(std::function<void(BlockId)> told) {
   is_watched_.assign(static_cast<std::size_t>(num_blocks()), false);
 }
 
+// Content stays where it is while ref_cnt is 0, so a reader can continue until the block is reused.
+// Unlike freed blocks, an uncached one joins the back as well: it is evicted last.
 void BlockPool::unpin_blocks(std::span<const BlockId> blocks) {
   for (const BlockId block : blocks) {
     check_block(block);
@@ -306,6 +328,7 @@ void BlockPool::unpin_blocks(std::span<const BlockId> blocks) {
   }
 }
 
+// Clears the mark first: the callback may unpin or touch other blocks.
 void BlockPool::note_reuse(BlockId block) {
   const auto i = static_cast<std::size_t>(index_of(block));
   if (!is_watched_[i]) return;
@@ -321,6 +344,9 @@ void BlockPool::cache_block(BlockId block, const BlockKey& key, std::int32_t gro
   ++counters_.stored;
 }
 
+// A key of a longer prefix stays first, and the new one becomes a further key: both end in this
+// block, and its content covers both. Keys of shorter prefixes go once a longer one is published,
+// as in vLLM's cache_partial_block().
 bool BlockPool::cache_part_of_block(BlockId block, const BlockKey& key, std::int32_t group,
                                     std::int32_t num_tokens, bool replaces) {
   LS_CHECK(enable_caching_, "block {} published in a pool without caching", index_of(block));
@@ -341,6 +367,7 @@ void BlockPool::move_keys(BlockId from, BlockId to) {
   if (events_ != nullptr) events_->moved(from, to);
 }
 
+// The null block is never free, so an idle pool has num_blocks - 1 free blocks.
 bool BlockPool::reset_prefix_cache() {
   if (num_free_blocks() != num_blocks() - 1) return false;
   cache_.clear();

@@ -36,7 +36,7 @@ struct ExternalQuery {
   RequestId request{};
   std::string_view name;
   std::int32_t num_tokens = 0;        // of the request; a load within the step leaves at least one
-  std::int32_t num_local_tokens = 0;  // hits of the local prefix cache, whole scheduler blocks
+  std::int32_t num_local_tokens = 0;  // of the local prefix hit
   std::span<const BlockKey> block_keys{};  // of its hash blocks; empty without prefix caching
   std::int32_t hash_block_size = 1;        // tokens
 };
