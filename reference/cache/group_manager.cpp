@@ -41,28 +41,38 @@ std::int64_t GroupManager::num_blocks_to_allocate(const Request& request,
                                                   const SlotDemand& demand) const {
   const GroupBlocks& held = of(request);
   std::int64_t required = ceil_div(demand.num_tokens, block_size_);
+  // The whole prompt is never held at once by a window group. Without the cap, a prompt longer than
+  // the pool would never be admitted; vLLM caps it the same way, so that startup and admission
+  // agree (get_num_blocks_to_allocate()).
   const bool capped = demand.apply_admission_cap && admission_cap_;
   const std::int64_t num_skipped =
       std::max(num_skipped_tokens(demand.total_computed_tokens), 0) / block_size_;
+  // Part of finding 8 (docs/findings.md): the cap counts from the table's head, so a load after a
+  // window seems to need no blocks.
   const std::int64_t first_held = profile_.caps_windows_where_they_begin ? num_skipped : 0;
   if (capped) required = std::min(required, first_held + *admission_cap_);
   const auto num_held = static_cast<std::int64_t>(held.blocks.size());
   if (held.num_cached_blocks >= 0) {
+    // A running request. Drafts of its last step may have been rejected, so it may hold more blocks
+    // than it requires.
     LS_CHECK(new_computed_blocks.empty(), "a running request cannot have a prefix hit");
     return std::max<std::int64_t>(required - num_held, 0);
   }
   const std::int64_t num_local = static_cast<std::int64_t>(new_computed_blocks.size()) + num_held;
   const std::int64_t num_new =
       std::max<std::int64_t>(required - std::max(num_skipped, num_local), 0);
-  // Hits that lie in the free queue leave it when they are touched, so they cost a free block as
-  // well.
+  // A hit that is in the free queue leaves it when the request takes it, so it costs a free block.
+  // Hits before the window are not taken.
   const std::int64_t num_skipped_hits =
       std::clamp<std::int64_t>(num_skipped - num_held, 0, std::ssize(new_computed_blocks));
+  // The copy of a block that the hit shares in part.
   const std::int64_t num_copies =
       hits_part(new_computed_blocks, demand.num_local_computed_tokens) ? 1 : 0;
   return num_new + num_evictable(new_computed_blocks.subspan(num_skipped_hits)) + num_copies;
 }
 
+// Skipped entries are null blocks, so that an entry's index still gives its tokens. All entries
+// count as published: they were found in the prefix cache.
 void GroupManager::take_computed_blocks(Request& request,
                                         std::span<const BlockId> new_computed_blocks,
                                         std::int32_t num_computed_tokens) {
@@ -82,6 +92,8 @@ void GroupManager::take_computed_blocks(Request& request,
   held.num_cached_blocks = static_cast<std::int32_t>(held.blocks.size());
 }
 
+// part_idx is the entry in which the hit ends: with block_size 64, a hit of 80 tokens ends in entry
+// 1.
 void GroupManager::share_part(Request& request, std::int32_t num_local_computed_tokens) {
   GroupBlocks& held = of(request);
   held.part_idx = num_local_computed_tokens / block_size_;
@@ -94,7 +106,8 @@ void GroupManager::share_part(Request& request, std::int32_t num_local_computed_
 void GroupManager::replace_part(GroupBlocks& held, BlockId copy) {
   LS_CHECK(held.blocks[held.part_idx] == held.part_block, "entry {} is block {}, shared {}",
            held.part_idx, index_of(held.blocks[held.part_idx]), index_of(held.part_block));
-  // The hit's hold on the shared block lasts until the copy is made, and so does one on the copy.
+  // The hit's reference to the shared block lasts until the copy is made, and so does one more on
+  // the copy: a request that ends in this step frees neither.
   copies_.push_back({held.part_block, copy});
   pool_.touch({&copy, 1});
   held.blocks[held.part_idx] = copy;
@@ -106,6 +119,7 @@ void GroupManager::take_copies(std::vector<KVCacheBlockCopy>& out) {
   copies_.clear();
 }
 
+// Looks for null entries between the window's first block and the last full block.
 bool GroupManager::lacks_window(const Request& request, std::int32_t num_computed_tokens) const {
   const std::vector<BlockId>& blocks = of(request).blocks;
   const auto begin = std::max(num_skipped_tokens(num_computed_tokens), 0) / block_size_;
@@ -120,6 +134,7 @@ void GroupManager::allocate_loaded_blocks(Request& request, std::int32_t num_com
        zeroes);
 }
 
+// Appends the ids to those of new blocks: the worker zeroes them before the step, in this order.
 void GroupManager::record_again(const Request& request, std::int32_t first_token) {
   if (!records_new_blocks_) return;
   const std::vector<BlockId>& blocks = of(request).blocks;
@@ -127,6 +142,7 @@ void GroupManager::record_again(const Request& request, std::int32_t first_token
   new_block_ids_.insert(new_block_ids_.end(), blocks.begin() + first, blocks.end());
 }
 
+// The one place where a table gets new blocks at its end, except states in mode align.
 void GroupManager::grow(std::vector<BlockId>& table, std::size_t num_blocks, bool zeroes) {
   const std::size_t first_new = table.size();
   if (num_blocks <= first_new) return;
@@ -155,7 +171,8 @@ void GroupManager::remove_skipped_blocks(Request& request, std::int32_t num_comp
   free_head(held, std::min<std::int64_t>(num_tokens / block_size_, std::ssize(held.blocks)));
 }
 
-// The first null entry met was retired by an earlier call, and all before it.
+// Stops at the first null entry from the right: an earlier call freed it and all entries before it.
+// Costs O(freed blocks), not O(table).
 void GroupManager::free_range(GroupBlocks& held, std::int64_t begin, std::int64_t end) {
   LS_CHECK(begin >= 0 && end <= std::ssize(held.blocks), "entries [{}, {}) of {} are freed", begin,
            end, held.blocks.size());
@@ -171,13 +188,14 @@ void GroupManager::free_range(GroupBlocks& held, std::int64_t begin, std::int64_
 void GroupManager::cache_blocks(Request& request, std::int32_t num_tokens) {
   if (!is_prefix_cacheable(spec_)) return;
   const std::int32_t scale = block_size_ / sizes_.hash_block_size;
-  // A block whose hash looks ahead is published once the tokens after it are known.
+  // A block whose hash covers lookahead tokens is published once those tokens are known.
   const std::int32_t num_full =
       std::min(num_tokens / block_size_, static_cast<std::int32_t>(request.hashes.size()) / scale);
   if (std::max(of(request).num_cached_blocks, 0) < num_full) cache_full_blocks(request, num_full);
   if (caches_prompt_tails_ && scale > 1) cache_prompt_tail(request, num_tokens);
 }
 
+// A block that is_published() rejects still counts as offered: it is not offered again.
 void GroupManager::cache_full_blocks(Request& request, std::int32_t num_full) {
   GroupBlocks& held = of(request);
   const std::int32_t first = std::max(held.num_cached_blocks, 0);
@@ -202,8 +220,9 @@ bool GroupManager::is_published(const Request& request, std::int32_t i) const {
   return of(request).blocks[i] != kNullBlock && (!publishes_sparsely_ || is_reachable(request, i));
 }
 
-// Reports the newly cached blocks [first, num_full) to the event log. A block that is left out may
-// still be cached as a part.
+// Reports blocks [first, num_full) to the event log as one BlockStored event, as
+// cache_full_blocks() of vLLM does: the tokens of the whole range, the hashes of published blocks
+// only. A block that is left out may still be published as a part.
 void GroupManager::announce_stored(const Request& request, std::int32_t first,
                                    std::int32_t num_full) {
   const std::vector<ExternalBlockHash>& hashes = request.hashes.external();
@@ -233,10 +252,13 @@ void GroupManager::announce_stored(const Request& request, std::int32_t first,
   pool_.events()->stored(std::move(event));
 }
 
-// The last hashed boundary of the prompt that could be hit, where it lies inside a block.
+// Publishes the last hash boundary of the prompt if it is inside a block: hits may end there
+// although the block is not full. Intermediate boundaries are not published (vLLM 0.33.0,
+// FullAttentionManager._cache_partial_tail_block()).
 void GroupManager::cache_prompt_tail(const Request& request, std::int32_t num_tokens) {
   const std::int32_t hash_block_size = sizes_.hash_block_size;
-  // EAGLE that drops a block of a resend's hit proves it by the last token too.
+  // A resend hits at most all tokens except the last. EAGLE that drops a hash of each hit reads
+  // that token too, before it drops.
   const bool leaves_one =
       hit_end_.prompt_ends == PromptEnds::before_last_token && !drops_last_block_;
   const std::int32_t num_hashes =
@@ -250,6 +272,7 @@ void GroupManager::cache_prompt_tail(const Request& request, std::int32_t num_to
   cache_part(request, blocks[i], boundary, false);
 }
 
+// The event describes one hash block, not the group's block: consumers know parts by their hash.
 bool GroupManager::cache_part(const Request& request, BlockId block, std::int32_t num_tokens,
                               bool replaces) {
   const std::int32_t hash_block_size = sizes_.hash_block_size;
@@ -274,6 +297,9 @@ bool GroupManager::cache_part(const Request& request, BlockId block, std::int32_
   return true;
 }
 
+// Example: scheduler blocks of 16, a prompt of 48 tokens. Without EAGLE both resend and
+// continuation are 47, aligned to 32. With EAGLE that drops a block, a resend resumes at 16 (32
+// less a block) and a continuation at 32.
 std::array<std::int32_t, 4> GroupManager::replay_boundaries(const Request& request) const {
   const auto aligned = [&](std::int32_t token) {
     return token / mask_alignment_ * mask_alignment_;
@@ -287,20 +313,22 @@ std::array<std::int32_t, 4> GroupManager::replay_boundaries(const Request& reque
   }
   const std::int32_t junction =
       request.shared_prefix_boundary > 0 ? request.shared_prefix_boundary : resend;
-  // A group that keeps the block right after the dropped one cannot prove a hit by it.
+  // A request that diverges right after the junction cannot use the block after it as EAGLE's
+  // proof, so its hit ends one block earlier.
   const bool keeps_one_before =
       profile_.retains_before_junctions && drops_last_block_ && request.shared_prefix_boundary > 0;
   const std::int32_t before = keeps_one_before ? std::max(junction - block_size_, 0) : junction;
   return {aligned(resend), aligned(continuation), aligned(junction), aligned(before)};
 }
 
+// publishes_at is the end of the next unpublished block.
 void GroupManager::narrow(const Request& request, std::int32_t num_left_behind,
                           TableRest& rest) const {
   const GroupBlocks& held = of(request);
   const auto num_held = static_cast<std::int32_t>(held.blocks.size());
   rest.num_tokens = std::min(rest.num_tokens, num_held * block_size_);
   rest.retires_at = std::min(rest.retires_at, retires_at(num_left_behind));
-  // A prompt's tail may be published at any time, and again.
+  // A prompt's tail may be published in any step, and again, so such a request is never at rest.
   const bool has_tail = caches_prompt_tails_ && block_size_ > sizes_.hash_block_size;
   const std::int32_t next = (std::max(held.num_cached_blocks, 0) + 1) * block_size_;
   if (is_prefix_cacheable(spec_))
@@ -314,6 +342,7 @@ void GroupManager::free(Request& request) {
   held.clear();
 }
 
+// The caller frees the blocks later, with their references intact.
 std::vector<BlockId> GroupManager::pop(Request& request) {
   GroupBlocks& held = of(request);
   std::vector<BlockId> blocks = std::move(held.blocks);
