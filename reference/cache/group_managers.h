@@ -1,11 +1,14 @@
-// The managers of caches that store rows per token: full attention (and MLA, hidden states),
-// sliding window, chunked local attention, circular buffers, sinks, reference windows, and the rows
-// of an encoder.
+// The managers of all cache kinds on the device: full attention (also MLA, hidden states), sliding
+// windows, chunked local attention, circular buffers, sinks, reference windows, encoder rows, and
+// recurrent states. Host pages have theirs in page_coordinator.h. Source of the rules:
+// vllm/v1/core/single_type_kv_cache_manager.py, the class of the same name.
 //
 // Invariants, in addition to those of GroupManager
 // (1) Full attention keeps every entry until the request ends.
 // (2) A window or chunk manager frees an entry once no later token reads it, and sets it to null.
 // (3) An UncachedManager publishes nothing and never has a hit.
+// (4) In mode align a MambaManager frees every state before the previous one, as far as the profile
+//     looks past null gaps (finding 20).
 #pragma once
 
 #include <optional>
@@ -17,10 +20,13 @@
 
 namespace lockstep {
 
-// Tokens that one request can have in flight at once.
+// Tokens that one request can have in flight at once: one batch, or two with asynchronous
+// scheduling in releases that count both; at most max_model_len.
 std::int32_t max_in_flight_tokens(const EngineConfig& config);
 
-// Keeps every block until the request ends; a hit is the longest chain from the left.
+// Keeps every block until the request ends. A hit is the longest chain of cached blocks from the
+// left: chained hashes make every later block a miss once one misses. Where hits may end inside
+// blocks, the longest cached part of the next block extends it.
 class FullAttentionManager : public GroupManager {
  public:
   FullAttentionManager(const KVCacheSpec& spec, std::int32_t group, const EngineConfig& config,
@@ -37,8 +43,9 @@ class FullAttentionManager : public GroupManager {
                                 std::span<std::vector<BlockId>* const> hits) const;
 };
 
-// Keeps the last window - 1 tokens and the new ones; a hit is the right-most run of cached blocks
-// that is long enough to fill the window, or a run from the very left.
+// Keeps the last window - 1 tokens and the new ones. A hit is the right-most run of cached blocks
+// that fills the window of the next token, or a run from the very left, however short. Blocks
+// before the run are null in the hit's table.
 class SlidingWindowManager : public GroupManager {
  public:
   SlidingWindowManager(const KVCacheSpec& spec, std::int32_t group, const EngineConfig& config,
@@ -50,18 +57,22 @@ class SlidingWindowManager : public GroupManager {
   std::int32_t num_skipped_tokens(std::int32_t num_computed_tokens) const override;
   std::int32_t retires_at(std::int32_t num_left_behind) const override;
   bool is_reachable(const Request& request, std::int32_t index) const override;
-  // Tokens before the next one that are kept for it.
+  // Tokens before the next one that are kept for it: the window without the token itself, plus
+  // those that several MTP modules compute again.
   virtual std::int32_t num_retained() const {
     return window_ - 1 + static_cast<std::int32_t>(spec_.extra_retained_tokens);
   }
-  // Blocks that cover the window of a token after a hit, wherever the token is in its block.
+  // Blocks that a hit needs, wherever the hit's end is in its block. A hit ends at a block
+  // boundary, so window - 1 tokens before it fill ceil((window - 1) / block_size) blocks: with
+  // window 33 and block_size 16, 2.
   virtual std::int32_t num_blocks_of_window() const { return ceil_div(window_ - 1, block_size_); }
 
  private:
-  std::int32_t window_;
+  std::int32_t window_;  // tokens, the current one included
 };
 
-// Keeps the current chunk; blocks before it count as hit.
+// Keeps the current chunk. A hit counts all blocks before the chunk of its last token as hit (null
+// blocks), then continues with cached blocks from the left.
 class ChunkedLocalManager : public GroupManager {
  public:
   ChunkedLocalManager(const KVCacheSpec& spec, std::int32_t group, const EngineConfig& config,
@@ -74,10 +85,11 @@ class ChunkedLocalManager : public GroupManager {
   std::int32_t retires_at(std::int32_t num_left_behind) const override;
 
  private:
-  std::int32_t chunk_;
+  std::int32_t chunk_;  // tokens
 };
 
-// A fixed number of blocks per request, from its first step to its end. They are never shared.
+// A fixed number of blocks per request, allocated in its first step and freed at its end. They hold
+// nothing that another request could use, so they are never shared and never published.
 class UncachedManager : public GroupManager {
  public:
   using GroupManager::GroupManager;
@@ -92,9 +104,11 @@ class UncachedManager : public GroupManager {
   void narrow(const Request&, std::int32_t, TableRest&) const override {}
 
  protected:
+  // Blocks of the request; constant from its first allocation on.
   virtual std::int32_t num_blocks_of(const Request& request) const = 0;
 };
 
+// A ring of keys that are not yet compressed: one block, which the tokens overwrite in turn.
 class CircularBufferManager : public UncachedManager {
  public:
   using UncachedManager::UncachedManager;
@@ -103,7 +117,7 @@ class CircularBufferManager : public UncachedManager {
   std::int32_t num_blocks_of(const Request&) const override { return 1; }
 };
 
-// Rows of a request's encoder.
+// Rows of a request's encoder, as many as its items have. The count does not depend on tokens.
 class CrossAttentionManager : public UncachedManager {
  public:
   using UncachedManager::UncachedManager;
@@ -114,15 +128,16 @@ class CrossAttentionManager : public UncachedManager {
   }
 };
 
-// Full attention that also reads rows of the model itself. Their blocks are allocated when the
-// engine starts, never freed, and in no request's table.
+// Full attention that also reads rows of the model itself, the sinks. Their blocks are allocated
+// when the engine starts, never freed, and in no request's table.
 class SinkAttentionManager : public FullAttentionManager {
  public:
   SinkAttentionManager(const KVCacheSpec& spec, std::int32_t group, const EngineConfig& config,
                        BlockSizes sizes, BlockPool& pool);
 };
 
-// Keeps the prompt, and of what is generated the window; what lies between them goes.
+// Keeps the prompt and the window over the generated tokens, and frees the blocks between them
+// (vLLM's RSWAManager). The table keeps null entries in the gap.
 class ReferenceWindowManager : public FullAttentionManager {
  public:
   using FullAttentionManager::FullAttentionManager;
@@ -130,7 +145,7 @@ class ReferenceWindowManager : public FullAttentionManager {
   void narrow(const Request& request, std::int32_t num_left_behind, TableRest& rest) const override;
 
  private:
-  // The first block after the prompt, and the first that the window needs.
+  // The first block that holds only generated tokens. A block shared by prompt and output stays.
   std::int32_t gap_begin(const Request& request) const {
     return ceil_div(request.num_prompt_tokens(), block_size_);
   }
@@ -138,16 +153,22 @@ class ReferenceWindowManager : public FullAttentionManager {
 
 // The manager of state layers (Mamba, linear attention).
 //
-// none:  one block (and the speculative ones) for the whole request; blocks are max_model_len long.
-// all:   a block per block_size tokens, of which only the last is kept; the earlier ones stay
-// findable. align: the running state lives in the last entry before the speculative ones, saved
-// states at block
-//        boundaries before it; a step that crosses a boundary gets a new block, and the worker
-//        copies the state into it. Two blocks and the speculative ones are held at a time.
+// - none: one block and the speculative ones for the whole request; a block is max_model_len tokens
+//   long. No prefix cache.
+// - all: one state per block_size tokens. The request reads only the last; earlier blocks are freed
+//   and stay findable.
+// - align: the running state is in the last entry before the speculative ones, saved states are at
+//   block boundaries before it. A step that crosses a boundary gets a new block, and the worker
+//   copies the state into it. The previous state's block is freed one step later.
+//
+// Example for align with blocks of 16 tokens and 1 speculative block. After 32 tokens the table is
+// [null, A, B]: A holds the state, B is speculative. The step to token 40 appends C: [null, A, B,
+// C]. The worker copies A's state to B, which becomes the running state, and C is speculative. Once
+// no step reads A, its entry becomes null; A stays findable under the hash of 32 tokens.
 //
 // In mode align a prefill may also export one state from inside its last chunk, a checkpoint, into
-// the entry before the last (group_manager.h): the entry holds the state of the checkpoint's
-// position and is found under the hash of it, wherever it lies in the block.
+// the entry before the last (group_manager.h). That entry then holds the state of the checkpoint's
+// position, and is found under that position's hash, wherever it is in the block.
 
 class MambaManager : public GroupManager {
  public:
@@ -171,20 +192,31 @@ class MambaManager : public GroupManager {
   std::int32_t num_skipped_tokens(std::int32_t num_computed_tokens) const override {
     return num_computed_tokens - 1;
   }
+  // Frees the states of the first num_tokens tokens, null gaps between them included.
   virtual void free_retired_states(GroupBlocks& held, std::int32_t num_tokens);
-  // First keys of what was published since the step began: the state is not there yet.
+  // First keys published since the step began. The worker has not computed those states yet, so a
+  // hit on one waits for the next step.
   std::vector<BlockKey> cached_this_step_;
 
  private:
   std::int32_t num_speculative_blocks() const {
     return static_cast<std::int32_t>(spec_.num_speculative_blocks);
   }
+  // The demand with one block more per speculative block: modes none and all store each draft's
+  // state in a block of its own.
   SlotDemand with_speculative_blocks(const SlotDemand& demand, std::int64_t block_size) const;
+  // Allocates in mode align; num_tokens is without lookahead. Returns the index of the first new
+  // entry.
   std::size_t allocate_aligned(Request& request, std::int32_t num_tokens);
+  // Moves the cache entries of a published part to a copy, since the next step overwrites the
+  // block.
   void move_part(GroupBlocks& held, BlockId copy);
+  // True if sparse retention keeps the state after num_tokens tokens.
   bool is_segment_end(std::int32_t num_tokens) const;
-  // Where the chunk that `demand` asks for exports a state; 0: nowhere.
+  // The position of the state that the demand's chunk exports; 0: none.
   std::int32_t checkpoint_position(const Request& request, const SlotDemand& demand) const;
+  // Publish the exported state, or the running state at the prompt's end. Return the key if the
+  // state is new in this step; absent: nothing was published, or it was known.
   std::optional<BlockKey> cache_checkpoint(const Request& request);
   std::optional<BlockKey> cache_prompt_state(Request& request, std::int32_t num_tokens);
 
@@ -192,10 +224,10 @@ class MambaManager : public GroupManager {
   bool publishes_parts_;
 };
 
-// Which manager serves the groups of a kind: the one list, for the engine and for planted defects.
+// The manager class of each kind: the one list, for the engine and for planted defects.
 
-// make.template operator()<Manager>(). REQUIRES: a kind whose groups are no host pages, and
-// keep something.
+// Calls make.template operator()<Manager>() with the manager class of `kind`. REQUIRES: a kind that
+// keeps something and is not a host page.
 template <class Make>
 auto with_manager_of(CacheKind kind, Make make) {
   using enum CacheKind;
