@@ -9,7 +9,8 @@
 namespace lockstep {
 namespace {
 
-// On the device.
+// True if caches on the device differ in dtype or quantization. A recycled block then holds bytes
+// of another format, which may read as NaN.
 bool has_several_dtypes(std::span<const KVCacheGroupSpec> groups) {
   std::vector<std::pair<DType, KVQuantMode>> precisions;
   for (const KVCacheGroupSpec& group : groups) {
@@ -23,7 +24,9 @@ bool has_several_dtypes(std::span<const KVCacheGroupSpec> groups) {
   return std::ranges::adjacent_find(precisions, std::not_equal_to{}) != precisions.end();
 }
 
-// Whether the worker has to zero new blocks of a group.
+// True if the worker must zero new blocks of the group. All conditions are the engine's: only
+// models with states, or with several dtypes in later releases, and only the kinds that the release
+// zeroes. States and rings are never zeroed.
 bool zeroes(const EngineProfile& profile, std::span<const KVCacheGroupSpec> groups,
             const KVCacheGroupSpec& group) {
   const CacheKind kind = group.spec.kind;
@@ -31,6 +34,7 @@ bool zeroes(const EngineProfile& profile, std::span<const KVCacheGroupSpec> grou
   const bool has_mamba = std::ranges::any_of(
       groups, [](const KVCacheGroupSpec& g) { return is_state_kind(g.spec.kind); });
   if (!has_mamba && !(profile.zeroes_mixed_dtypes && has_several_dtypes(groups))) return false;
+  // Each value of ZeroedBlocks includes the previous one's kinds.
   switch (profile.zeroed_blocks) {
     case ZeroedBlocks::full_attention:
       return is_full_of_pairs(kind);
@@ -39,6 +43,7 @@ bool zeroes(const EngineProfile& profile, std::span<const KVCacheGroupSpec> grou
     case ZeroedBlocks::every_full_attention:
       return is_full_attention(kind);
     case ZeroedBlocks::attention:
+      // The widest rule, below: also windows and chunks.
       break;
   }
   return !is_state_kind(kind) && !is_ring(kind);
@@ -69,6 +74,7 @@ std::unique_ptr<KVCacheCoordinator> CacheParts::coordinator(
   return std::make_unique<KVCacheCoordinator>(config, groups, sizes, num_blocks, *this);
 }
 
+// Null entries count: a table of null blocks still has a length.
 bool PrefixHit::any_blocks() const {
   return std::ranges::any_of(blocks, [](const auto& table) { return !table.empty(); });
 }
@@ -84,6 +90,8 @@ void PrefixHit::clear(std::size_t num_groups) {
   shared_prefix_boundary = 0;
 }
 
+// Groups of equal specs form one AttentionGroup, except the page source: its blocks are of another
+// pool.
 KVCacheCoordinator::KVCacheCoordinator(const EngineConfig& config,
                                        std::span<const KVCacheGroupSpec> groups,
                                        BlockSizes block_sizes, std::int64_t num_blocks,
@@ -112,13 +120,16 @@ KVCacheCoordinator::KVCacheCoordinator(const EngineConfig& config,
            is_full_attention(groups[g].spec.kind),
            !is_state_kind(groups[g].spec.kind) || !profile_.searches_states_within_hit});
   }
-  // Full attention gives the tightest first bound.
+  // Full attention first: its search from the left gives the tightest bound for the others. The
+  // stable order keeps the engine's tie-breaks.
   std::stable_partition(attention_groups_.begin(), attention_groups_.end(),
                         [](const AttentionGroup& a) { return a.is_full; });
-  // EAGLE, without lookahead hashes.
+  // EAGLE without lookahead hashes drops a block of each hit.
   if (hit_end_of(config, profile_).drops_last_block) split_eagle_groups(groups);
 }
 
+// The page source comes before its copies (check_host_pages() in scheduler.cpp), so host_pages_
+// exists when they are created. Its pool is the host's.
 std::unique_ptr<GroupManager> KVCacheCoordinator::make_manager(const KVCacheGroupSpec& group,
                                                                std::int32_t number,
                                                                const CacheParts& parts) {
@@ -145,8 +156,8 @@ std::unique_ptr<GroupManager> KVCacheCoordinator::make_manager(const KVCacheGrou
   return parts.manager(spec, number, config_, block_sizes_, *pool_);
 }
 
-// EAGLE drops a block of hits in the groups that have layers of the drafter and in those looked up
-// with them; where no group is marked, in all.
+// EAGLE drops a block of hits in groups that have draft layers, and in those looked up with them;
+// if no group is marked, in all groups, as vLLM falls back (KVCacheCoordinator.__init__()).
 void KVCacheCoordinator::split_eagle_groups(std::span<const KVCacheGroupSpec> groups) {
   const bool any_marked = std::ranges::any_of(groups, &KVCacheGroupSpec::is_eagle_group);
   for (AttentionGroup& attention : attention_groups_) {
@@ -159,6 +170,7 @@ void KVCacheCoordinator::split_eagle_groups(std::span<const KVCacheGroupSpec> gr
   }
 }
 
+// A single group needs no agreement: its manager's search is the hit.
 void KVCacheCoordinator::find_longest_cache_hit(const Request& request, PrefixHit& hit) const {
   hit.clear(managers_.size());
   if (!config_.enable_prefix_caching || request.skips_prefix_cache) return;
@@ -174,7 +186,8 @@ void KVCacheCoordinator::find_longest_cache_hit(const Request& request, PrefixHi
       {request.hashes, max_length, managers_[0]->drops_last_block()}, {&group, 1}, {&table, 1});
 }
 
-// A hit that is not longer than the window would be computed again in full.
+// Bounded replay computes the last prefix_replay_tokens_ tokens of a hit again, since their window
+// is not cached. A hit that is not longer than the window is dropped: it would save nothing.
 void KVCacheCoordinator::replay_window(PrefixHit& hit) const {
   if (hit.num_tokens > prefix_replay_tokens_) {
     LS_CHECK(hit.num_replayed_tokens == 0, "{} tokens of a hit are replayed already",
@@ -186,11 +199,17 @@ void KVCacheCoordinator::replay_window(PrefixHit& hit) const {
   hit.num_tokens = 0;
 }
 
-// Every attention group accepts the candidate length or shortens it, until none does. Full
-// attention is looked up once (what holds for a prefix holds for a shorter one) and only cut
-// afterwards.
+// Finds the longest length that every group accepts, by iteration: each group accepts the candidate
+// or shortens it, until none does. The length only decreases, so this ends. Full attention is
+// searched once, since every prefix of its hit is also a hit; later rounds only cut it.
+//
+// EAGLE drops a block once per candidate length: a group that drops searches one block (or hash)
+// further, so that the drop leads back to the candidate. If the length shrinks, the drops are due
+// again.
 void KVCacheCoordinator::find_hybrid(const Request& request, std::int32_t max_length,
                                      PrefixHit& hit) const {
+  // With full attention and one other group the second search is already within the first one's
+  // hit, so one round is enough.
   const bool one_pass = attention_groups_.size() == 2 && attention_groups_[0].is_full;
   std::vector<bool> looked_up(attention_groups_.size(), false);
   std::vector<bool> dropped(attention_groups_.size(),
@@ -217,6 +236,7 @@ void KVCacheCoordinator::find_hybrid(const Request& request, std::int32_t max_le
       }
       const bool drop = attention.drops_last_block && !dropped[a];
       const bool grows = drop && attention.grows;
+      // The unit that EAGLE drops: a hash where parts of blocks are hit, else a block.
       const std::int32_t margin =
           block_sizes_.hits_parts_of_blocks && attention.is_full ? hash_block_size : block_size;
       const std::int32_t limit = grows ? std::min(current + margin, end_of_search) : current;
@@ -244,8 +264,9 @@ void KVCacheCoordinator::find_hybrid(const Request& request, std::int32_t max_le
   cut_full_groups(hit);
 }
 
-// Full attention was looked up before the others shortened the length; these were searched within
-// it.
+// Cuts full attention to the common length: it was searched before the other groups shortened it.
+// The others were searched within the length. Early releases cut only the groups of the first spec
+// (finding 2).
 void KVCacheCoordinator::cut_full_groups(PrefixHit& hit) const {
   for (const AttentionGroup& attention : attention_groups_) {
     if (!attention.is_full) break;  // full attention comes first
@@ -271,6 +292,7 @@ std::optional<bool> KVCacheCoordinator::find_hit_of_attention(const Request& req
       static_cast<std::int32_t>(request.hashes.size()) * block_sizes_.hash_block_size;
   std::vector<std::vector<BlockId>*> tables;
   std::int32_t shortest = max_length;
+  // Each group searches on its own, up to the same maximum.
   for (const AttentionGroup& attention : attention_groups_) {
     const GroupManager& manager = *managers_[attention.groups[0]];
     const std::int32_t margin = block_sizes_.hits_parts_of_blocks && attention.is_full
@@ -289,6 +311,8 @@ std::optional<bool> KVCacheCoordinator::find_hit_of_attention(const Request& req
   return shortest < hit.num_tokens;
 }
 
+// find_hybrid() leaves the source's table longer than the common hit: the host still has pages that
+// the device has lost, and a load may use them.
 void KVCacheCoordinator::cut_source(PrefixHit& hit) const {
   if (host_pages_ == nullptr) return;
   std::vector<BlockId>& table = hit.blocks[source_group_];
@@ -297,6 +321,7 @@ void KVCacheCoordinator::cut_source(PrefixHit& hit) const {
   table.resize(std::min(table.size(), static_cast<std::size_t>(num_blocks)));
 }
 
+// Used where a load replaces the part of a block at the end of a hit.
 void KVCacheCoordinator::cut_hit(PrefixHit& hit, std::int32_t num_tokens) const {
   for (std::size_t g = 0; g < managers_.size(); ++g) {
     if (!is_prefix_cacheable(managers_[g]->spec())) continue;
@@ -310,6 +335,8 @@ void KVCacheCoordinator::cut_hit(PrefixHit& hit, std::int32_t num_tokens) const 
   hit.num_tokens = num_tokens;
 }
 
+// The sum over all groups. Groups that cannot run in this step return more than the pool owns,
+// which makes the sum unattainable.
 std::int64_t KVCacheCoordinator::num_blocks_to_allocate(const Request& request,
                                                         const PrefixHit* hit,
                                                         const SlotDemand& demand) const {
@@ -322,6 +349,9 @@ std::int64_t KVCacheCoordinator::num_blocks_to_allocate(const Request& request,
   return total;
 }
 
+// The order follows vLLM 0.33.0, KVCacheManager.allocate_slots(): admit the whole request, free
+// what attention no longer reads, count, take the hit, allocate, publish. Each step may change what
+// the next one finds in the pool.
 bool KVCacheCoordinator::allocate_slots(Request& request, std::int32_t num_new_tokens,
                                         std::int32_t num_lookahead_tokens, const PrefixHit* hit,
                                         bool full_sequence_must_fit,
@@ -344,7 +374,7 @@ bool KVCacheCoordinator::allocate_slots(Request& request, std::int32_t num_new_t
                           false,
                           computed - num_external,
                           prefill_end(request)};
-  // Also when the request cannot be served: what attention no longer reads is of no use to it.
+  // Frees the blocks even if the request is then refused: attention no longer reads them.
   const std::int32_t left_behind = num_left_behind(request, total_computed);
   remove_skipped_blocks(request, left_behind);
   if (has_states_)
@@ -358,7 +388,7 @@ bool KVCacheCoordinator::allocate_slots(Request& request, std::int32_t num_new_t
   for (std::size_t g = 0; g < managers_.size(); ++g)
     first_new[g] = managers_[g]->allocate_new_blocks(request, demand);
   if (hit != nullptr && hit->loads_async) return true;
-  // Drafts may be rejected: only tokens that stand are published.
+  // Publishes accepted tokens only: drafts may be rejected, so the count stops at num_tokens().
   const bool waits = num_external > 0 && profile_.publishes_loads_late;
   if (config_.enable_prefix_caching && !waits)
     cache_blocks(request, std::min(main_model, request.num_tokens()));
@@ -366,8 +396,9 @@ bool KVCacheCoordinator::allocate_slots(Request& request, std::int32_t num_new_t
   return true;
 }
 
-// A group of states counts one block for a step that takes two: the state that is loaded, and the
-// one that the step ends with. An engine that has the one and lacks the other stops.
+// A state group counts one block for a step that takes two: the loaded state, and the state that
+// the step ends with. vLLM stops if the pool has only one of them; the model refuses the request
+// instead.
 bool KVCacheCoordinator::has_room_behind_load(const Request& request, const SlotDemand& demand,
                                               std::int64_t num_blocks) {
   for (const auto& manager : managers_) {
@@ -379,6 +410,8 @@ bool KVCacheCoordinator::has_room_behind_load(const Request& request, const Slot
   return pool_->can_give(num_blocks);
 }
 
+// Takes the hits of all groups before any block is allocated for a load, in releases that do so:
+// otherwise an earlier group's load can evict a later group's hit (finding 12).
 void KVCacheCoordinator::take_hit(Request& request, const PrefixHit& hit,
                                   const SlotDemand& demand) {
   if (host_pages_ != nullptr && request.groups[source_group_].num_cached_blocks >= 0) return;
@@ -397,11 +430,13 @@ void KVCacheCoordinator::take_hit_of_group(std::size_t group, Request& request,
   if (block_sizes_.hits_parts_of_blocks && !blocks.empty() &&
       hit.num_tokens % manager.block_size() != 0)
     manager.share_part(request, hit.num_tokens);
-  // Before the next group has taken its hit, which may be evicted by this.
+  // Older releases allocate here, before the next group has taken its hit, which this may evict.
   if (hit.num_external_tokens > 0 && !profile_.takes_hits_of_all_groups_first)
     allocate_load(request, hit, manager);
 }
 
+// Zeroing would race with an asynchronous load that writes the same blocks, so later releases skip
+// it.
 void KVCacheCoordinator::allocate_load(Request& request, const PrefixHit& hit,
                                        GroupManager& manager) const {
   const bool is_written = hit.loads_async && is_prefix_cacheable(manager.spec());
@@ -409,6 +444,8 @@ void KVCacheCoordinator::allocate_load(Request& request, const PrefixHit& hit,
                                  profile_.zeroes_loads || !is_written);
 }
 
+// Repair of finding 13: the last token of a fully loaded prompt is computed here, so its window
+// must stay.
 std::int32_t KVCacheCoordinator::num_not_computed(const Request& request,
                                                   std::int32_t num_computed_tokens) const {
   return profile_.keeps_window_of_last_token
@@ -416,6 +453,7 @@ std::int32_t KVCacheCoordinator::num_not_computed(const Request& request,
              : num_computed_tokens;
 }
 
+// Asks the managers for the whole request instead of the next chunk.
 std::int64_t KVCacheCoordinator::num_blocks_to_finish(const Request& request, const PrefixHit* hit,
                                                       std::int32_t num_slots_behind,
                                                       bool is_capped) const {
@@ -437,14 +475,16 @@ std::int64_t KVCacheCoordinator::num_attention_blocks(std::int32_t num_tokens) c
   return num_blocks;
 }
 
-// Where sparse retention keeps only the state that a prefill ends with, only the chunk that gets
-// there exports one. A resumed request replays its output, all but the last token of it.
+// Where sparse retention keeps only the state that a prefill ends with, only the chunk that ends
+// there exports one. A resumed request replays its output, all except the last token.
 std::int32_t KVCacheCoordinator::prefill_end(const Request& request) const {
   return config_.prefix_cache_retention_interval == 0
              ? std::max(request.num_prompt_tokens(), request.num_tokens() - 1)
              : 0;
 }
 
+// In-flight steps may still read the window of their own position, and rejected drafts move it
+// back.
 std::int32_t KVCacheCoordinator::num_left_behind(const Request& request,
                                                  std::int32_t num_computed_tokens) const {
   if (profile_.retire_basis == RetireBasis::processed)
@@ -452,6 +492,7 @@ std::int32_t KVCacheCoordinator::num_left_behind(const Request& request,
   return num_computed_tokens;
 }
 
+// Starts with no limit, and each group narrows it.
 void KVCacheCoordinator::note_rest(Request& request, std::int32_t num_left_behind) const {
   if (has_states_ || host_pages_ != nullptr) return;
   constexpr std::int32_t kNever = std::numeric_limits<std::int32_t>::max();
@@ -460,6 +501,8 @@ void KVCacheCoordinator::note_rest(Request& request, std::int32_t num_left_behin
   if (!config_.enable_prefix_caching) request.rest.publishes_at = kNever;
 }
 
+// The three comparisons mirror allocate_slots(): slots, retirement, publication. A rest of all
+// zeros fails the first.
 bool KVCacheCoordinator::is_at_rest(const Request& request, std::int32_t num_new_tokens,
                                     std::int32_t num_lookahead_tokens) const {
   const TableRest& rest = request.rest;
@@ -470,6 +513,7 @@ bool KVCacheCoordinator::is_at_rest(const Request& request, std::int32_t num_new
          std::min(end, request.num_tokens()) < rest.publishes_at;
 }
 
+// At rest, nothing becomes full: one comparison.
 void KVCacheCoordinator::cache_blocks(Request& request, std::int32_t num_computed_tokens) {
   if (!config_.enable_prefix_caching || num_computed_tokens < request.rest.publishes_at) return;
   for (const auto& manager : managers_)
@@ -478,11 +522,12 @@ void KVCacheCoordinator::cache_blocks(Request& request, std::int32_t num_compute
 
 std::int32_t KVCacheCoordinator::num_cacheable_tokens(std::int32_t num_computed_tokens,
                                                       const GroupManager& manager) const {
+  // One group: rows that MTP modules compute again are not final and stay unpublished.
   if (managers_.size() == 1) return std::max(num_computed_tokens - num_reprefillable_tokens_, 0);
   if (block_sizes_.hits_parts_of_blocks || !profile_.publishes_reachable_blocks_only)
     return num_computed_tokens;
-  // Hits end at multiples of the common block size, so no lookup can hit past the last one, except
-  // for the block that EAGLE drops.
+  // Hits end at multiples of the common block size, so no lookup hits past the last one, except for
+  // the block that EAGLE drops.
   const std::int32_t alignment = block_sizes_.scheduler_block_size;
   const std::int32_t aligned = num_computed_tokens / alignment * alignment;
   if (!manager.drops_last_block() || !profile_.publishes_dropped_blocks || aligned == 0)
@@ -503,6 +548,7 @@ void KVCacheCoordinator::free(Request& request) {
   request.rest = {};
 }
 
+// Null entries are dropped: they carry no reference.
 TakenBlocks KVCacheCoordinator::take_table(Request& request) {
   TakenBlocks taken;
   for (std::int32_t g = 0; g < num_groups(); ++g) {
@@ -514,6 +560,7 @@ TakenBlocks KVCacheCoordinator::take_table(Request& request) {
   return taken;
 }
 
+// Resets the device pool first, as vLLM does; both are attempted.
 bool KVCacheCoordinator::reset_prefix_cache() {
   const bool is_reset = pool_->reset_prefix_cache();
   if (host_pages_ == nullptr) return is_reset;
@@ -531,6 +578,7 @@ bool KVCacheCoordinator::lacks_window(const Request& request,
   });
 }
 
+// Rounds down: a block that is only partly past num_computed_tokens is also withdrawn.
 void KVCacheCoordinator::withdraw(const Request& request, std::int32_t num_computed_tokens) {
   for (std::size_t g = 0; g < managers_.size(); ++g) {
     const std::vector<BlockId>& blocks = request.groups[g].blocks;
@@ -541,6 +589,7 @@ void KVCacheCoordinator::withdraw(const Request& request, std::int32_t num_compu
   }
 }
 
+// Without prefix caching no blocks are shared.
 void KVCacheCoordinator::num_common_prefix_blocks(const Request& request, std::int32_t num_requests,
                                                   std::vector<std::int32_t>& out) const {
   out.assign(managers_.size(), 0);
@@ -551,7 +600,7 @@ void KVCacheCoordinator::num_common_prefix_blocks(const Request& request, std::i
 
 void KVCacheCoordinator::take_copies(std::vector<KVCacheBlockCopy>& out,
                                      std::vector<BlockId>& held) {
-  // States are copied where their part is published, whether or not it can be hit.
+  // States are copied where their part is published, whether or not a hit can end there.
   if (!block_sizes_.hits_parts_of_blocks && !(has_states_ && profile_.hits_parts_of_blocks)) return;
   for (const auto& manager : managers_) manager->take_copies(out);
   for (const KVCacheBlockCopy& copy : out) held.insert(held.end(), {copy.from, copy.to});

@@ -1,12 +1,16 @@
-// All KV cache groups of one engine together: how much of a request the prefix cache holds in every
-// group at once, and whether the pool has the blocks of a step. Source of the rules:
+// All KV cache groups of one engine: how much of a request the prefix cache holds in every group at
+// once, and whether the pool has the blocks of a step. Source of the rules:
 // vllm/v1/core/kv_cache_coordinator.py and kv_cache_manager.py.
 //
 // Invariants
-// (1) The hit of find_longest_cache_hit() covers the same tokens in every group, at most all tokens
-//     except the last.
-// (2) allocate_slots() changes nothing unless every group gets its blocks.
+// (1) The hit of find_longest_cache_hit() covers the same tokens in every group that takes part in
+//     prefix caching, at most all tokens except the last.
+// (2) allocate_slots() changes no table unless every group gets its blocks. It frees blocks that
+//     attention no longer reads in either case.
 // (3) free() releases every reference that the request holds, in all groups.
+// (4) All groups on the device share one pool. A group of host pages has its own.
+//
+// Not checked here: the token budget and the order of requests (reference/schedule/).
 #pragma once
 
 #include <cstdint>
@@ -26,8 +30,8 @@
 
 namespace lockstep {
 
-// Makes the parts of a cache: the seam where a pool, a manager or a coordinator of another make
-// goes in. Planted defects are of another make (reference/defects/).
+// Creates the parts of a cache. Planted defects (reference/defects/) derive from it and replace one
+// part; the rest of the engine stays the same.
 
 class BlockPool;
 class GroupManager;
@@ -36,12 +40,14 @@ class KVCacheCoordinator;
 
 struct CacheParts {
   virtual ~CacheParts() = default;
+  // The device pool, and the host pool where there is one.
   virtual std::unique_ptr<BlockPool> pool(std::int64_t num_blocks, bool enable_caching,
                                           FreedBlocks freed_blocks) const;
+  // One per group, in the plan's order; not called for groups of host pages.
   virtual std::unique_ptr<GroupManager> manager(const KVCacheSpec& spec, std::int32_t group,
                                                 const EngineConfig& config, BlockSizes sizes,
                                                 BlockPool& pool) const;
-  // REQUIRES: `device` outlives it.
+  // Called for the source group. REQUIRES: `device` outlives the result.
   virtual std::unique_ptr<HostPageCoordinator> host_pages(const EngineConfig& config,
                                                           std::unique_ptr<BlockPool> host,
                                                           BlockPool& device) const;
@@ -51,31 +57,36 @@ struct CacheParts {
                                                           std::int64_t num_blocks) const;
 };
 
-// A prefix hit: the table of every group, and how many tokens it covers.
+// A prefix hit: the table of every group, and the tokens that it covers.
 struct PrefixHit {
-  std::vector<std::vector<BlockId>> blocks;  // per group
+  std::vector<std::vector<BlockId>> blocks;  // per group; null where the group needs no block
   std::int32_t num_tokens = 0;
-  // Of these, computed again: the window of groups that are not cached (bounded replay).
+  // Of these, tokens to compute again for groups that do not cache their window (bounded replay).
   std::int32_t num_replayed_tokens = 0;
-  // Beyond them, what a KV connector loads: into new blocks, and published only once it is there
-  // when the load takes longer than the step.
+  // Tokens after the hit that a KV connector loads into new blocks. A load that takes longer than
+  // the step is published when it has completed.
   std::int32_t num_external_tokens = 0;
   bool loads_async = false;
-  std::int64_t num_blocks_left_free = 0;  // blocks that a load leaves free for in-flight requests
-  // Where a longer prefix ends that some groups hold and others do not; 0: nowhere.
+  std::int64_t num_blocks_left_free = 0;  // blocks that a load leaves free for others
+  // End of a longer prefix that some groups hold and others do not; 0: none. Sparse retention keeps
+  // a state there, so that the next request with this prefix hits it.
   std::int32_t shared_prefix_boundary = 0;
 
   bool any_blocks() const;
+  // True if taking the hit adds entries to a table.
   bool fills_tables() const { return num_external_tokens > 0 || any_blocks(); }
+  // Empties the hit and keeps its memory.
   void clear(std::size_t num_groups);
 };
 
-// Blocks that were taken from a request, in table order: of the device's pool, and of the host's.
+// Blocks detached from a request, in table order: of the device pool, and of the host pool.
 struct TakenBlocks {
   std::vector<BlockId> device{};
   std::vector<BlockId> host{};
 };
 
+// One coordinator for every combination of groups. vLLM has three classes: without prefix caching,
+// with one group, and hybrid.
 class KVCacheCoordinator {
  public:
   KVCacheCoordinator(const EngineConfig& config, std::span<const KVCacheGroupSpec> groups,
@@ -83,19 +94,21 @@ class KVCacheCoordinator {
                      const CacheParts& parts = CacheParts{});
   virtual ~KVCacheCoordinator() = default;
 
+  // Forgets what only the previous step's hits had to avoid.
   void begin_step() {
     for (const auto& manager : managers_) manager->begin_step();
   }
 
   BlockPool& pool() { return *pool_; }
   const BlockPool& pool() const { return *pool_; }
-  // Null: the engine has no such groups.
+  // Null: the engine has no groups of host pages.
   HostPageCoordinator* host_pages() { return host_pages_.get(); }
-  // False: some block of a pool is in use; another pool may have been reset.
+  // Resets the prefix cache of every pool. False: some block is in use; another pool may have been
+  // reset.
   bool reset_prefix_cache();
   std::int32_t num_groups() const { return static_cast<std::int32_t>(managers_.size()); }
 
-  // Whether a hit may find the block: as a whole, or as a part where hits may end inside blocks.
+  // True if a hit can find the block: as a whole, or as a part where hits may end inside blocks.
   bool can_hit(BlockId block) const {
     if (!pool_->is_cached(block)) return false;
     const PrefixCache& cache = pool_->cache();
@@ -103,77 +116,90 @@ class KVCacheCoordinator {
            cache.num_tokens_of(block) % managers_[cache.group_of(block)]->block_size() == 0;
   }
 
-  // What the prefix cache holds of the request, at most all tokens but the last (its logits are
-  // needed). `hit` keeps its memory from call to call.
+  // Looks up how much of the request the prefix cache holds, at most all tokens except the last:
+  // sampling needs its logits. Adds no reference. `hit` keeps its memory between calls.
   void find_longest_cache_hit(const Request& request, PrefixHit& hit) const;
-  // The hit of full attention in an engine with states, for a connector that can load the states:
-  // each group's own hit. True: some group has a shorter hit. Absent: another group has a longer
-  // hit, or no such pair of groups exists; then all groups must agree.
+  // Looks up every group's own hit and counts attention's, for a connector that can load states.
+  // True: some group's hit is shorter, so the connector must bring its states. False: all agree.
+  // Absent: some group's hit is longer, or the engine has no such groups; the caller then uses
+  // find_longest_cache_hit() (vLLM 0.33.0, v1/core/kv_cache_manager.py,
+  // get_computed_blocks_for_connector()).
   std::optional<bool> find_hit_of_attention(const Request& request, PrefixHit& hit) const;
-  // Cuts the hit to `num_tokens`, whole blocks of every group; states may have less.
+  // Cuts the hit to `num_tokens`, which fill whole blocks in every group. State groups may have a
+  // shorter table.
   void cut_hit(PrefixHit& hit, std::int32_t num_tokens) const;
-  // Trims the page source to what the hit and the load after it cover together.
+  // Trims the table of the page source to the blocks that the hit and the load after it cover.
   void cut_source(PrefixHit& hit) const;
 
-  // Gives the request slots for num_new_tokens more (none: they are all computed again), and
-  // lookahead; takes `hit` (null: a running
-  // request) into its tables. False: the pool cannot serve it, and nothing was taken. first_new[g]
-  // is the place of the first table entry that is new to the worker.
+  // Gives the request slots for num_new_tokens more tokens and for lookahead, and adds `hit` to its
+  // tables (null: a running request). num_new_tokens 0: every token of the step is a replayed one
+  // of the hit, or the load is asynchronous. False: the pool lacks the blocks, and no table
+  // changed. first_new[g] receives the index of the first table entry of group g that is new to the
+  // worker. `full_sequence_must_fit`: also requires blocks for the whole request, which limits
+  // admission (scheduler_reserve_full_isl).
   virtual bool allocate_slots(Request& request, std::int32_t num_new_tokens,
                               std::int32_t num_lookahead_tokens, const PrefixHit* hit,
                               bool full_sequence_must_fit, std::span<std::size_t> first_new);
 
-  // Blocks that the request still needs for all its tokens and `num_slots_behind` more, after
-  // taking `hit` (null: none). `is_capped`: windows free some blocks meanwhile.
+  // Blocks that the request needs for all its tokens and `num_slots_behind` more, after taking
+  // `hit` (null: none). `is_capped`: subtracts what windows free meanwhile.
   std::int64_t num_blocks_to_finish(const Request& request, const PrefixHit* hit,
                                     std::int32_t num_slots_behind, bool is_capped) const;
-  // Blocks of `num_tokens` in all groups except state groups.
+  // Blocks of `num_tokens` tokens in all groups except state groups.
   std::int64_t num_attention_blocks(std::int32_t num_tokens) const;
 
-  // Whether allocate_slots for a running request would do nothing at all: it has the slots, and no
-  // block of any group goes or becomes full. So are most decode steps (14 of 16 with blocks of 16
-  // tokens and a sliding window), and they cost three comparisons instead of four calls a group.
+  // True if allocate_slots() would do nothing for a running request: it has the slots, and no block
+  // of any group is freed or becomes full. Most decode steps are at rest (14 of 16 with blocks of
+  // 16 tokens and a sliding window); they cost three comparisons instead of four calls per group.
   bool is_at_rest(const Request& request, std::int32_t num_new_tokens,
                   std::int32_t num_lookahead_tokens) const;
 
-  // Publishes what is computed up to num_computed_tokens.
+  // Publishes the blocks that num_computed_tokens tokens fill.
   void cache_blocks(Request& request, std::int32_t num_computed_tokens);
   // Frees the blocks that attention past num_computed_tokens no longer reads.
   void remove_skipped_blocks(Request& request, std::int32_t num_computed_tokens);
   void free(Request& request);
-  // Detaches the request's blocks, group by group in table order, without freeing them.
+  // Detaches the request's blocks, group by group in table order, without freeing them. The caller
+  // holds their references.
   TakenBlocks take_table(Request& request);
-  // The worker zeroes the request's blocks from this token on, where it zeroes a group's new ones.
+  // Has the worker zero the request's blocks from this token onward, in groups whose new blocks it
+  // zeroes: a failed load left them unwritten.
   void record_again(const Request& request, std::int32_t first_token);
   // True if some group has freed blocks that attention past num_computed_tokens reads.
   bool lacks_window(const Request& request, std::int32_t num_computed_tokens) const;
   // Unpublishes the request's blocks from num_computed_tokens onward.
   void withdraw(const Request& request, std::int32_t num_computed_tokens);
 
-  // Blocks that all `num_requests` requests with blocks share, per group, seen from one of them.
+  // Per group, the blocks at the head that all `num_requests` requests with blocks share; `request`
+  // is any one of them.
   void num_common_prefix_blocks(const Request& request, std::int32_t num_requests,
                                 std::vector<std::int32_t>& out) const;
+  // Appends the blocks to zero in this step, group by group.
   void take_new_block_ids(std::vector<BlockId>& out);
-  // Collects the block copies that the step makes first. Each block in `held` has one more
+  // Appends the block copies that the step makes first. Each block in `held` carries one extra
   // reference until the caller releases it.
   void take_copies(std::vector<KVCacheBlockCopy>& out, std::vector<BlockId>& held);
 
  protected:
-  // Groups of equal specs are looked up together.
+  // KV cache groups of equal specs, looked up together: a hit must be in all of them.
   struct AttentionGroup {
     std::vector<std::int32_t> groups;
     bool is_full = false;
     bool grows = true;  // the search, by the block that EAGLE drops
+    // True if EAGLE drops a block of hits in these groups.
     bool drops_last_block = false;
   };
-  // The longest hit that the request may have: the logits of its last token are needed.
+  // The longest possible hit: the last token must be computed for its logits.
   virtual std::int32_t max_hit_tokens(const Request& request) const {
     return request.num_tokens() - 1;
   }
+  // Cuts full attention's tables to the common length.
   virtual void cut_full_groups(PrefixHit& hit) const;
+  // Adds one group's part of the hit to the request's table.
   virtual void take_hit_of_group(std::size_t group, Request& request, const PrefixHit& hit,
                                  const SlotDemand& demand);
-  // Tokens that retirement may count on.
+  // Tokens that retirement may count on: all computed ones, or those whose output has arrived
+  // (RetireBasis).
   virtual std::int32_t num_left_behind(const Request& request,
                                        std::int32_t num_computed_tokens) const;
 
@@ -182,22 +208,32 @@ class KVCacheCoordinator {
   std::vector<AttentionGroup> attention_groups_;  // full attention first
 
  private:
-  // Tokens of a request that enters that its first step does not compute.
+  // Of a request that enters, computed tokens that its first step does not compute again.
   std::int32_t num_not_computed(const Request& request, std::int32_t num_computed_tokens) const;
-  // With state groups a request never rests: the last allocation also decides which states it
-  // frees.
+  // Records until when the request is at rest. State groups and host pages never rest: each
+  // allocation also decides which states are freed, or plans transfers.
   void note_rest(Request& request, std::int32_t num_left_behind) const;
+  // The manager of group number `group`; creates the host pages with their source.
   std::unique_ptr<GroupManager> make_manager(const KVCacheGroupSpec& spec, std::int32_t group,
                                              const CacheParts& parts);
   bool is_source(std::int32_t group) const { return group == source_group_; }
+  // Decides for each AttentionGroup whether EAGLE drops a block of its hits.
   void split_eagle_groups(std::span<const KVCacheGroupSpec> groups);
+  // Allocates the blocks that a load fills, in one group.
   void allocate_load(Request& request, const PrefixHit& hit, GroupManager& manager) const;
   void take_hit(Request& request, const PrefixHit& hit, const SlotDemand& demand);
+  // The common hit of several groups.
   void find_hybrid(const Request& request, std::int32_t max_length, PrefixHit& hit) const;
+  // Counts the end of the hit as tokens to compute again, for bounded replay.
   void replay_window(PrefixHit& hit) const;
+  // Tokens at which the request's prefill ends, if only its last chunk exports a state; otherwise
+  // 0.
   std::int32_t prefill_end(const Request& request) const;
+  // Tokens whose blocks a later hit of this group can use.
   std::int32_t num_cacheable_tokens(std::int32_t num_computed_tokens,
                                     const GroupManager& manager) const;
+  // True if the pool also has the second state block that a load with computed tokens after it
+  // takes.
   bool has_room_behind_load(const Request& request, const SlotDemand& demand,
                             std::int64_t num_blocks);
   std::int64_t num_blocks_to_allocate(const Request& request, const PrefixHit* hit,
@@ -205,12 +241,13 @@ class KVCacheCoordinator {
 
   EngineConfig config_;
   std::unique_ptr<HostPageCoordinator> host_pages_;
-  std::int32_t source_group_ = -1;
+  std::int32_t source_group_ = -1;  // the page source; -1: none
   const EngineProfile& profile_;
   BlockSizes block_sizes_;
   bool has_states_ = false;
-  std::int32_t prefix_replay_tokens_ = 0;
-  // Tokens at the end of a request that several modules of MTP compute again.
+  std::int32_t prefix_replay_tokens_ = 0;  // the window of bounded replay; 0: none
+  // Tokens at the end of a request that several MTP modules compute again, so their rows are not
+  // final.
   std::int32_t num_reprefillable_tokens_ = 0;
 };
 
