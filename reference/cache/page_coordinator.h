@@ -1,5 +1,5 @@
 // Pages of sparse attention between a host pool and the device. Device pages are a write-back cache
-// of host pages. reference/types/host_pages.h names the source of the rules, and has the messages to
+// of host pages. reference/types/host_pages.h names the source of the rules and has the messages to
 // the workers.
 //
 // Life of a page: the step writes it on the device (dirty). Once it is full, a transfer copies it
@@ -13,8 +13,8 @@
 //     Its last kActiveTailPages stay pinned.
 // (3) A page in flight holds one reference to its host block and one to each device block.
 // (4) A page is published under its hash when it and all previous pages are on the host.
-// (5) Workers receive a changed device block only in a residency update of a scheduled request: block
-//     tables stay append-only.
+// (5) Workers receive a changed device block only in a residency update of a scheduled request:
+//     block tables stay append-only.
 //
 // Not modelled: copies of host blocks for hits that end inside a block. No group with such hits
 // exists in an engine with such pages.
