@@ -1,4 +1,6 @@
-// The rules are those of vllm/v1/core/sched/scheduler.py, schedule(), and async_scheduler.py.
+// Decides a step: running requests in order, then waiting ones. Source of the rules:
+// vllm/v1/core/sched/scheduler.py, schedule(), and async_scheduler.py, _update_after_schedule().
+// The order of every check is the engine's, since each one changes what the next one sees.
 #include <algorithm>
 #include <utility>
 
@@ -6,9 +8,12 @@
 
 namespace lockstep {
 
+// Tokens that a running request gets in this step; 0: none. A decode gets 1 token and its drafts, a
+// prefill a chunk. Example with async scheduling and 3 drafts: 10 known tokens, a step of 4 in
+// flight, so 13 computed, 4 placeholders and 3 new drafts: 10 + 3 + 4 - 13 = 4 tokens.
 std::int32_t Scheduler::Impl::num_tokens_of_running(const Request& request) const {
-  // Nothing more to do once the tokens in flight reach max_tokens, even if all their drafts are
-  // rejected.
+  // The tokens in flight reach max_tokens even if all their drafts are rejected: nothing is left to
+  // schedule. num_computed_tokens counts placeholders, of which only one is certain.
   if (request.num_output_placeholders > 0 &&
       request.num_computed_tokens + 2 - request.num_output_placeholders >=
           std::int64_t{request.num_prompt_tokens()} + request.max_tokens)
@@ -23,8 +28,9 @@ std::int32_t Scheduler::Impl::num_tokens_of_running(const Request& request) cons
   return leave_lookahead(request, request.num_computed_tokens, num_new);
 }
 
-// A chunk of a prompt ends at the prompt's end, or so far before it that all modules of a drafter
-// find known tokens behind it.
+// Shortens a prefill chunk so that it ends at the prompt's end, or far enough before it that every
+// MTP module reads known tokens after it. Example: lookahead 3, 1 token would be left: the chunk
+// gives up 2 tokens, and the next one has 3. 0: the chunk is too short for that.
 std::int32_t Scheduler::Impl::leave_lookahead(const Request& request, std::int32_t computed,
                                               std::int32_t num_new) const {
   const std::int32_t num_left = request.num_tokens() - computed - num_new;
@@ -32,17 +38,20 @@ std::int32_t Scheduler::Impl::leave_lookahead(const Request& request, std::int32
   return std::max(num_new - (config.num_prefill_lookahead_tokens - num_left), 0);
 }
 
+// The request to preempt: the last one admitted, or the one with the lowest priority. May be the
+// request that needs the blocks.
 RequestId Scheduler::Impl::pick_victim() const {
   LS_CHECK(!running.empty(), "no running request to preempt");
   if (config.policy == SchedulingPolicy::fcfs) return running.back();
-  // The first of those with the largest (priority, arrival).
+  // The first of those with the largest (priority, arrival), as Python's max() returns.
   return *std::ranges::max_element(running, [&](RequestId a, RequestId b) {
     return std::pair(at(a).priority, at(a).arrival_ns) <
            std::pair(at(b).priority, at(b).arrival_ns);
   });
 }
 
-// Takes a request out of the step under construction.
+// Removes a request from the step under construction, with its blocks, drafts and tokens, and
+// returns its budget. The flat lists close the gap: O(scheduled requests).
 void Scheduler::Impl::drop_from_output(RequestId id) {
   const auto row = std::ranges::find(output.scheduled, id, &ScheduledRequest::id);
   LS_CHECK(row != output.scheduled.end(), "{} is not in the step", at(id).name);
@@ -72,6 +81,9 @@ void Scheduler::Impl::drop_from_output(RequestId id) {
            output.total_num_scheduled_tokens);
 }
 
+// Preempts a running request. `index` is the scan's position in `running`; it moves back if the
+// victim was before it. Older releases move it only for victims that were scheduled, so a request
+// is passed over (EngineProfile::scan_follows_every_victim).
 void Scheduler::Impl::preempt(RequestId victim, std::size_t& index) {
   const auto place = std::ranges::find(running, victim);
   LS_CHECK(place != running.end(), "{} is preempted but not in the running queue", at(victim).name);
@@ -89,8 +101,8 @@ void Scheduler::Impl::preempt(RequestId victim, std::size_t& index) {
   output.preempted.push_back(victim);
 }
 
-// Frees the request's blocks and moves it to the head of the waiting queue. REQUIRES: it is not in
-// `running`.
+// Frees the request's blocks and moves it to the head of the waiting queue: recompute preemption.
+// Its tokens stay, so a resume computes prompt and output again. REQUIRES: it is not in `running`.
 void Scheduler::Impl::send_back(RequestId victim, bool drops_stale_output) {
   Request& request = at(victim);
   LS_CHECK(request.status == RequestStatus::running, "{} is preempted but does not run",
@@ -103,7 +115,7 @@ void Scheduler::Impl::send_back(RequestId victim, bool drops_stale_output) {
   ++request.num_preemptions;
   request.spec_tokens.clear();
   if (profile.in_flight_accounting == InFlightAccounting::tokens) {
-    // What was to be dropped already stays so: its places have been sampled again.
+    // Output that was to be dropped stays so: its positions have been sampled again.
     request.drops_stale_output =
         drops_stale_output || (request.drops_stale_output && request.num_stale_tokens > 0);
     request.num_stale_tokens = request.num_in_flight_tokens;
@@ -115,8 +127,8 @@ void Scheduler::Impl::send_back(RequestId victim, bool drops_stale_output) {
   waiting.prepend(victim, request);
 }
 
-// A reset of the prefix cache frees every block. Releases that count tokens in flight name the
-// victims in the next decision, which may let them in again.
+// Preempts every running request, for a reset of the prefix cache. Releases that count tokens in
+// flight report the victims in the next decision, which may admit them again.
 void Scheduler::Impl::preempt_all_running() {
   while (!running.empty()) {
     const RequestId victim = running.back();
@@ -126,7 +138,8 @@ void Scheduler::Impl::preempt_all_running() {
   }
 }
 
-// Slots for a running request, at the expense of the lowest-priority ones.
+// Gives a running request its slots; preempts requests until the pool has the blocks, possibly the
+// request itself. Terminates: every round removes a running request.
 SlotGrant Scheduler::Impl::allocate_or_preempt(RequestId id, std::int32_t num_new,
                                                std::size_t& index) {
   Request& request = at(id);
@@ -146,6 +159,8 @@ SlotGrant Scheduler::Impl::allocate_or_preempt(RequestId id, std::int32_t num_ne
   return SlotGrant::granted;
 }
 
+// Appends the request's blocks to the output, group by group: the whole table, or the entries from
+// first_new on.
 void Scheduler::Impl::hand_over(const Request& request, bool whole_table) {
   LS_CHECK(step.first_new.size() == request.groups.size(), "{} has {} tables, the step {}",
            request.name, request.groups.size(), step.first_new.size());
@@ -160,7 +175,7 @@ void Scheduler::Impl::hand_over(const Request& request, bool whole_table) {
   }
 }
 
-// Writes a scheduled request into the output; added are its blocks from first_new on.
+// Appends a scheduled request to the output and subtracts its tokens from the budget.
 void Scheduler::Impl::emit(RequestId id, std::int32_t num_tokens, Handed handed,
                            bool keeps_drafts) {
   Request& request = at(id);
@@ -186,7 +201,8 @@ void Scheduler::Impl::emit(RequestId id, std::int32_t num_tokens, Handed handed,
            "{} block lists for {} requests", output.block_ends.size(), output.scheduled.size());
 }
 
-// The drafts that fit into the scheduled tokens, or all of them; the others are dropped.
+// Moves the drafts that fit into the scheduled tokens to the output, or all of them; the others are
+// dropped. Row tokens = known tokens not computed + drafts, which gives the number that fits.
 void Scheduler::Impl::take_drafts(Request& request, ScheduledRequest& row, bool keeps_drafts) {
   const auto num_drafts = static_cast<std::int32_t>(request.spec_tokens.size());
   const std::int32_t num_spec =
@@ -202,6 +218,7 @@ void Scheduler::Impl::take_drafts(Request& request, ScheduledRequest& row, bool 
   request.spec_tokens.clear();
 }
 
+// A step in which a request was preempted admits no waiting request: the pool has no blocks for it.
 void Scheduler::Impl::schedule() {
   begin_step();
   schedule_running();
@@ -219,6 +236,8 @@ void Scheduler::Impl::schedule() {
   finish_step();
 }
 
+// Clears the previous decision and keeps its memory. Requests whose end it reported are forgotten
+// now, so their ids stay valid until the caller has read it.
 void Scheduler::Impl::begin_step() {
   for (const RequestId id : output.finished) forget(id);
   ++output.step;
@@ -238,7 +257,8 @@ void Scheduler::Impl::begin_step() {
 
   step.budget = pause_state == PauseState::paused_all ? 0 : token_budget;
   step.input_budget = config.max_num_batched_tokens;
-  // A request delays no other if it is the only one, counting those that load.
+  // The long-prefill threshold protects other requests, so it does not bind a request that is
+  // alone. Requests that load count as others.
   const std::size_t loading = remote == nullptr ? 0 : remote->passed_over().size();
   const bool binds =
       !profile.long_prefill_only_in_company || running.size() + waiting.size() + loading > 1;
@@ -248,6 +268,8 @@ void Scheduler::Impl::begin_step() {
   if (remote != nullptr) preempt_deserted();
 }
 
+// Requests that can hold references: running ones, and with a connector those that load or are
+// held. Common prefix blocks must have that many references.
 std::int32_t Scheduler::Impl::num_requests_with_blocks() const {
   auto count = static_cast<std::int32_t>(running.size());
   if (remote == nullptr) return count;
@@ -256,6 +278,7 @@ std::int32_t Scheduler::Impl::num_requests_with_blocks() const {
   return count;
 }
 
+// Any running request gives the same answer, so the first one is asked for.
 void Scheduler::Impl::count_common_prefix() {
   if (running.empty())
     output.common_prefix_blocks.assign(step.first_new.size(), 0);
@@ -264,18 +287,21 @@ void Scheduler::Impl::count_common_prefix() {
                                    output.common_prefix_blocks);
 }
 
+// One pass over the running requests. A request without new tokens does not stop those after it, so
+// this is not strictly first come first served.
 void Scheduler::Impl::schedule_running() {
   std::size_t index = 0;
   while (index < running.size() && num_available_tokens() > 0) {
     const RequestId id = running[index];
     const std::int32_t num_new = num_tokens_of_running(at(id));
     if (num_new <= 0) {
-      ++index;  // the ones behind it may still run
+      ++index;  // later requests may still run
       continue;
     }
     const SlotGrant grant = allocate_or_preempt(id, num_new, index);
     if (grant != SlotGrant::granted) {
-      // Those behind it have a higher priority, and its blocks are free now.
+      // The request preempted itself: later requests have a higher priority, and its blocks are
+      // free. It is no longer in `running`, so `index` already names the next one.
       if (grant == SlotGrant::self_preempted && config.policy == SchedulingPolicy::priority &&
           profile.scan_survives_self_preemption)
         continue;
@@ -286,8 +312,8 @@ void Scheduler::Impl::schedule_running() {
   }
 }
 
-// A request that enters with a single token left joins the others as a decode: its drafts are
-// placeholders, so that every request of the step has the same number of tokens.
+// True if a request that enters with one token left gets placeholder drafts: every request of the
+// step then has the same number of tokens, which captured graphs need.
 bool Scheduler::Impl::enters_as_decode(std::int32_t num_computed, std::int32_t num_new,
                                        bool any_running) const {
   if (config.num_spec_tokens == 0 || num_new != 1 || step.continues_prefill) return false;
@@ -304,14 +330,14 @@ bool Scheduler::Impl::enters_as_decode(std::int32_t num_computed, std::int32_t n
   return (any_running || num_computed > 0) && has_room_for_drafts(num_computed);
 }
 
-// Whether the model is long enough for the drafts of a request that enters now, and for the token
-// that is sampled behind them.
+// True if max_model_len leaves positions for the token, the drafts and the token that is sampled
+// after them.
 bool Scheduler::Impl::has_room_for_drafts(std::int32_t num_computed) const {
   return num_computed + 1 + config.num_spec_tokens + 1 <= config.max_model_len;
 }
 
-// Tokens of a request that has just looked its prefix up; 0: it has to wait, and so have those
-// behind it.
+// Tokens of a waiting request after its prefix lookup; 0: it must wait, and so must those after it.
+// `padded`: it gets placeholder drafts.
 std::int32_t Scheduler::Impl::num_tokens_of_waiting(const Request& request, bool any_running,
                                                     bool& padded) const {
   const std::int32_t num_computed = num_computed_with_hit(request);
@@ -326,12 +352,14 @@ std::int32_t Scheduler::Impl::num_tokens_of_waiting(const Request& request, bool
     num_new = num_padded;
   }
   if (step.long_prefill_threshold > 0) num_new = std::min(num_new, step.long_prefill_threshold);
+  // Without chunked prefill the whole prompt needs one step.
   if (!config.enable_chunked_prefill && num_new > num_available_tokens()) return 0;
   num_new = std::min(num_new, num_available_tokens());
   if (!splits_at_state_blocks) return num_new;
   num_new =
       state_chunks.clip(request, num_new, step.hit.num_tokens + step.hit.num_external_tokens,
                         request.num_computed_tokens == 0 ? step.num_shared_of_last_lookup : 0);
+  // The block boundary cut the placeholder rows: the request runs without them.
   if (padded && !waits && num_new > 0 && num_new != num_padded) {
     padded = false;
     return 1;
@@ -339,7 +367,8 @@ std::int32_t Scheduler::Impl::num_tokens_of_waiting(const Request& request, bool
   return num_new;
 }
 
-// The head of `queue` runs, or begins to load.
+// Admits the head of `queue`: it runs in this step, or starts an asynchronous load. The order of
+// the checks is the engine's: tokens, encoder, lookahead, room for others, blocks.
 Entry Scheduler::Impl::enter(RequestId id, RequestQueue& queue, bool any_running) {
   Request& request = at(id);
   bool padded = false;
@@ -353,8 +382,10 @@ Entry Scheduler::Impl::enter(RequestId id, RequestQueue& queue, bool any_running
     if (num_new == 0) return Entry::is_passed_over;
   }
   if (step.hit.loads_async && !leaves_room(id)) return Entry::waits;
+  // A load computes nothing, so it needs no slots for drafts yet.
   const bool looks_ahead =
       request.num_computed_tokens > 0 || (profile.lookahead_in_first_step && !step.hit.loads_async);
+  // Replayed tokens have their slots in the hit already.
   const std::int32_t num_past_hit = std::max(num_new - step.hit.num_replayed_tokens, 0);
   if (!cache.allocate_slots(request, num_past_hit, looks_ahead ? num_lookahead : 0, &step.hit,
                             config.scheduler_reserve_full_isl, step.first_new)) {
@@ -367,7 +398,7 @@ Entry Scheduler::Impl::enter(RequestId id, RequestQueue& queue, bool any_running
   request.num_computed_tokens = num_computed_with_hit(request);
   LS_CHECK(request.num_computed_tokens <= request.num_tokens(), "{} has {} of {} tokens computed",
            request.name, request.num_computed_tokens, request.num_tokens());
-  if (step.hit.loads_async) {  // counted as computed from now on, and looked at when it is there
+  if (step.hit.loads_async) {  // its tokens count as computed; promote() corrects them
     request.status = RequestStatus::waiting_for_remote_kvs;
     remote->prefilling.insert(id);
     remote->deferred.insert(id);
@@ -392,7 +423,7 @@ Entry Scheduler::Impl::enter(RequestId id, RequestQueue& queue, bool any_running
   return Entry::enters;
 }
 
-// The encoder computes what the request, the last one of the step, has asked for.
+// Computes the encoder items that the request, the last one of the step, has asked for.
 void Scheduler::Impl::encode(Request& request) {
   encoder->take(request, step.to_encode);
   ScheduledRequest& row = output.scheduled.back();
@@ -403,6 +434,9 @@ void Scheduler::Impl::encode(Request& request) {
   output.encode.insert(output.encode.end(), step.to_encode.begin(), step.to_encode.end());
 }
 
+// Admits waiting requests until the budget, the number of running requests or the pool ends it.
+// Requests that cannot run yet (their load is in flight, the connector has no answer) are passed
+// over and return to the head of their queue in the same order.
 void Scheduler::Impl::schedule_waiting() {
   const bool any_running = !output.scheduled.empty();
   bool has_obstacle = false;  // a request that holds blocks cannot continue for lack of blocks
@@ -413,7 +447,8 @@ void Scheduler::Impl::schedule_waiting() {
     if (queue != nullptr && pause_state != PauseState::unpaused && !enters_in_pause(*queue)) break;
     if (queue == nullptr || (has_obstacle && !stands_aside(*queue))) break;
     const RequestId id = queue->peek();
-    // Output that is still on the way: sampling the same place again would deliver it twice.
+    // Output of the preempted request is still in flight: sampling the same position again would
+    // deliver it twice.
     const bool is_awaited = at(id).num_stale_tokens > 0 && !at(id).drops_stale_output;
     const bool is_ready = !is_awaited && promote(id) && find_computed_tokens(id);
     const Entry entry = is_ready ? enter(id, *queue, any_running) : Entry::is_passed_over;
@@ -430,8 +465,10 @@ void Scheduler::Impl::schedule_waiting() {
            running.size(), config.max_num_seqs);
 }
 
+// Advances the counters of the scheduled requests and puts the step in flight. Counters advance
+// now, not with the output, so that the next step can be decided before it.
 void Scheduler::Impl::finish_step() {
-  // Nothing to wait for, unless a connector's workers have something to report.
+  // An empty step has no output, except the reports of a connector's workers.
   if (output.scheduled.empty() && (remote == nullptr || !config.async_scheduling)) return;
   std::vector<InFlightRow> rows;
   if (!spare_rows.empty()) {
@@ -454,8 +491,8 @@ void Scheduler::Impl::finish_step() {
                     config.async_scheduling ? request.num_preemptions : 0,
                     !request.is_prefill_chunk});
     if (config.async_scheduling && !request.is_prefill_chunk) {
-      // The next step is decided before this one's tokens are known: they are counted as
-      // placeholders.
+      // The next step is decided before this one's tokens are known: one sampled token and the
+      // drafts count as placeholders.
       request.num_output_placeholders += 1 + row.num_spec;
       request.spec_tokens.assign(config.num_spec_tokens, -1);
     }

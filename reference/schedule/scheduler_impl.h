@@ -1,6 +1,14 @@
-// The scheduler's state, and its parts by file: schedule_step.cpp decides a step,
+// The scheduler's state and its functions, by file: schedule_step.cpp decides a step,
 // schedule_transfers.cpp processes the reports of a KV connector, scheduler.cpp the output of a
-// step; scheduler.cpp also has the public interface.
+// step; scheduler.cpp also has the public interface. Virtual functions are those that planted
+// defects replace (reference/defects/planted_cache.cpp).
+//
+// Invariants between two calls of the public interface
+// (1) `running` lists exactly the requests with status running, in the order in which they were
+//     admitted.
+// (2) `in_flight` has one entry per decided step whose output is missing, oldest first.
+// (3) `output` is the last decision. begin_step() overwrites it.
+// (4) Request::num_in_flight_tokens is the sum of its rows in `in_flight`.
 #pragma once
 
 #include <algorithm>
@@ -22,35 +30,37 @@
 
 namespace lockstep {
 
-// A scheduled request whose output was not processed yet. The generation tells a finished request
+// A scheduled request whose output has not been processed. The generation distinguishes the request
 // from a later one with the same id.
 struct InFlightRow {
   RequestId id{};
   std::uint32_t generation = 0;
   std::int32_t num_tokens = 0;
   std::int32_t num_spec = 0;
-  std::int32_t num_preemptions = 0;  // of the request, until then
-  bool samples = false;              // not a chunk of a prompt
+  std::int32_t num_preemptions = 0;  // of the request when the step was decided
+  bool samples = false;              // false: a prefill chunk that is not the last
 };
 
-// Which of a scheduled request's blocks the step reports to the worker.
+// The blocks of a scheduled request that the step reports to the worker.
 enum class Handed : std::uint8_t { none, added, whole_table };
 
-// Whether a running request gets slots: yes, no because it preempted itself, or no because no
+// The outcome of an allocation for a running request: it has its slots; it preempted itself; or no
 // request may be preempted for it.
 enum class SlotGrant : std::uint8_t { granted, self_preempted, refused };
 
-// The outcome for the head of a waiting queue; `waits` also stops the requests after it.
+// The outcome for the head of a waiting queue. `waits` also stops the requests after it: queues are
+// served in order.
 enum class Entry : std::uint8_t { enters, waits, is_passed_over };
 
-// The live requests by id.
+// The live requests by id: O(1) access, ids are dense.
 //
 // Invariants
 // (1) An id belongs to at most one request; ids of erased requests are used again.
-// (2) A request's generation changes when it ends: a row in flight with another one is of an
-//     earlier request.
+// (2) A request's generation changes when it ends: a row in flight with another generation belongs
+//     to an earlier request.
 class RequestTable {
  public:
+  // Gives the request the id that was freed last, or a new one.
   RequestId insert(RequestSpec spec, std::int32_t num_groups) {
     RequestId id{static_cast<std::uint32_t>(requests_.size())};
     if (free_ids_.empty()) {
@@ -67,12 +77,15 @@ class RequestTable {
   bool has(RequestId id) const {
     return index_of(id) < requests_.size() && requests_[index_of(id)] != nullptr;
   }
+  // REQUIRES: the id is in use.
   Request& at(RequestId id) const {
     LS_CHECK(has(id), "request {} does not exist", index_of(id));
     return *requests_[index_of(id)];
   }
   std::uint32_t generation(RequestId id) const { return generations_[index_of(id)]; }
+  // Invalidates the request's rows in flight. The request stays until erase().
   void end(RequestId id) { ++generations_[index_of(id)]; }
+  // Destroys a finished request; its id may be used again.
   void erase(RequestId id) {
     LS_CHECK(at(id).status == RequestStatus::finished, "{} is forgotten before its end",
              at(id).name);
@@ -86,22 +99,25 @@ class RequestTable {
   std::vector<RequestId> free_ids_;
 };
 
-// What is known of the step under construction, and of the waiting request that is looked at.
+// The step under construction, and the waiting request under consideration.
 struct StepState {
-  // Tokens that are left. They part only while drafts take slots of the input.
+  // Tokens that the step may still schedule, and tokens that its input may still hold. The two
+  // differ only if draft models take slots of the input (DraftSlots).
   std::int32_t budget = 0;
   std::int32_t input_budget = 0;
   std::int32_t long_prefill_threshold = 0;  // 0: none
-  bool continues_prefill = false;           // it holds a chunk of a prompt begun earlier
-  std::vector<RequestId> skipped;           // waiting requests passed over
-  std::vector<std::size_t> first_new;       // per group, of the last allocation
-  std::vector<std::int32_t> to_encode;      // items of the request that has asked last
+  bool continues_prefill = false;           // true if it contains a chunk of an earlier prompt
+  std::vector<RequestId> skipped;           // waiting requests passed over in this step
+  std::vector<std::size_t> first_new;       // per group: first entry that the last allocation added
+  std::vector<std::int32_t> to_encode;      // items of the request last asked for
+  // The lookup of the waiting request under consideration.
   PrefixHit hit;
-  // Tokens past the last looked-up hit that some group holds. Also used for a request that looks
-  // nothing up.
+  // Tokens past the last looked-up hit that only some groups hold. vLLM keeps the variable across
+  // requests of a step, so a request that looks nothing up inherits the value.
   std::int32_t num_shared_of_last_lookup = 0;
 };
 
+// Public members: the functions of three files and the planted defects share them.
 struct Scheduler::Impl {
   Impl(const EngineConfig& engine, const std::vector<KVCacheGroupSpec>& groups, BlockSizes sizes,
        std::int64_t num_blocks, const KVTransfer& transfer, const CacheParts& parts);
@@ -109,13 +125,16 @@ struct Scheduler::Impl {
 
   Request& at(RequestId id) { return requests.at(id); }
   const Request& at(RequestId id) const { return requests.at(id); }
+  // True if any table of the request has entries, null ones included.
   bool holds_blocks(RequestId id) const {
     return std::ranges::any_of(at(id).groups,
                                [](const GroupBlocks& group) { return !group.blocks.empty(); });
   }
 
+  // Queue and end of a request.
   virtual RequestId insert(RequestSpec spec);
   virtual void cancel(RequestId id);
+  // schedule_step.cpp: decides a step, running requests first.
   void schedule();
   void begin_step();
   std::int32_t num_requests_with_blocks() const;
@@ -150,10 +169,11 @@ struct Scheduler::Impl {
   void preempt_all_running();
   virtual void drop_from_output(RequestId id);
   std::int32_t num_tokens_of_running(const Request& request) const;
+  // Tokens that the next request may get: its draft slots are subtracted from the input budget.
   std::int32_t num_available_tokens() const {
     return std::min(step.budget, step.input_budget - draft_slots);
   }
-  // Tokens of a waiting request that are computed once `hit` is taken.
+  // Computed tokens of a waiting request once `hit` is taken; replayed ones do not count.
   std::int32_t num_computed_with_hit(const Request& request) const {
     return request.num_computed_tokens + step.hit.num_tokens + step.hit.num_external_tokens -
            step.hit.num_replayed_tokens;
@@ -169,6 +189,7 @@ struct Scheduler::Impl {
   void finish_step();
   bool append_tokens(Request& request, std::span<const std::int32_t> tokens, FinishReason& reason,
                      std::size_t& num_kept);
+  // scheduler.cpp: processes the output of a step.
   void take_output(const ModelOutput& model);
   void count_output(Request& request, std::int32_t num_sampled, std::int32_t num_kept,
                     bool was_running);
@@ -178,6 +199,7 @@ struct Scheduler::Impl {
   void update_drafts(const ModelOutput& output, std::span<const InFlightRow> rows);
   void retire(RequestId id);
   void forget(RequestId id);
+  // schedule_transfers.cpp: blocks of finished requests, and the connector's reports.
   bool keeps_blocks(RequestId id);
   void release(RequestId id);
   void take_transfers(const KVConnectorOutput& report);
@@ -193,6 +215,7 @@ struct Scheduler::Impl {
   std::vector<RequestId> take_failed_loads(const KVConnectorOutput& report);
   void fail_requests(std::vector<RequestId> ids);
 
+  // Fixed after construction.
   EngineConfig config;
   const EngineProfile& profile;
   BlockSizes block_sizes;
@@ -202,27 +225,30 @@ struct Scheduler::Impl {
   bool splits_at_state_blocks = false;
   std::unique_ptr<KVCacheCoordinator> coordinator;
   KVCacheCoordinator& cache;  // *coordinator
+  // Changes between steps.
   PauseState pause_state = PauseState::unpaused;
 
   RequestTable requests;
   std::vector<RequestId> running;
   RequestQueue waiting;
   std::unique_ptr<RemoteCaches> remote;  // null: no connector
-  std::optional<EncoderInputs> encoder;  // with groups of cross attention
+  std::optional<EncoderInputs> encoder;  // present with cross attention groups
   std::vector<RequestId> finished;       // since the last schedule()
-  std::vector<RequestId> sent_back;      // by resets since the last schedule(), where it tells them
+  std::vector<RequestId> sent_back;      // by resets; the next step reports them
 
+  // Changes within a step.
   SchedulerOutput output;
-  std::int32_t token_budget = 0;  // of a step
-  std::int32_t draft_slots = 0;   // that each scheduled request takes of the input budget
+  std::int32_t token_budget = 0;  // tokens per step
+  std::int32_t draft_slots = 0;   // slots of the input budget per scheduled request
   StepState step;
   std::deque<std::vector<InFlightRow>> in_flight;
-  std::vector<std::vector<InFlightRow>> spare_rows;
+  std::vector<std::vector<InFlightRow>> spare_rows;  // vectors to reuse
+  // Results of the last take_output().
   std::vector<StoppedRequest> stopped;
   std::vector<StaleOutput> stale;
 };
 
-// Makes a scheduler's parts, and the scheduler of them.
+// Creates a scheduler from its parts. A planted defect replaces one part.
 struct SchedulerParts : CacheParts {
   virtual std::unique_ptr<Scheduler::Impl> scheduler(const EngineConfig& engine,
                                                      const std::vector<KVCacheGroupSpec>& groups,
