@@ -1,5 +1,7 @@
-// What follows from a KV connector's answers and its workers' reports. The rules are those of
-// vllm/v1/core/sched/scheduler.py, "KV Connector Related Methods", and of schedule() around them.
+// The scheduler's decisions that follow from a KV connector's answers and its workers' reports.
+// Source of the rules: vllm/v1/core/sched/scheduler.py, "KV Connector Related Methods", and
+// schedule() around them. Every function except next_queue() and find_computed_tokens() requires
+// `remote`, unless it returns at once without it.
 #include <algorithm>
 #include <iterator>
 #include <optional>
@@ -10,8 +12,9 @@
 
 namespace lockstep {
 
-// Requests that were passed over come before those that arrived since; by priority the better head
-// comes first.
+// The queue whose head is next; null: none waits. Requests that hold blocks come first where they
+// have their own queue. Requests that were passed over come before newer ones; by priority, the
+// better head comes first.
 RequestQueue* Scheduler::Impl::next_queue() {
   if (remote != nullptr && !remote->holding.empty()) return &remote->holding;
   RequestQueue* const skipped_before = remote == nullptr ? nullptr : &remote->skipped;
@@ -22,34 +25,38 @@ RequestQueue* Scheduler::Impl::next_queue() {
   return arrived_first ? &waiting : skipped_before;
 }
 
+// The queue that a passed-over request returns to. Source: vLLM 0.33.0, _holds_kv_blocks().
 RequestQueue& Scheduler::Impl::queue_of_skipped(RequestId id) {
   if (remote == nullptr) return waiting;
   if (!profile.holders_come_first) return remote->skipped;
-  // Decided by its tokens: a fully loaded prompt of one token has no computed token and holds
-  // blocks.
+  // Decided by its tokens and its status, not by its blocks, as the engine decides: a fully loaded
+  // prompt of one token has no computed token and holds blocks.
   const Request& request = at(id);
   const bool holds =
       request.num_computed_tokens > 0 || request.status == RequestStatus::waiting_for_remote_kvs;
   return holds ? remote->holding : waiting;
 }
 
-// Whether the head of the queue lets others of it pass when it has no room.
+// True if the head of the queue lets others of it pass when its blocks do not fit. No release does
+// this: repair of finding 7.
 bool Scheduler::Impl::stands_aside(const RequestQueue& queue) const {
   return remote != nullptr && profile.holders_stand_aside && &queue == &remote->holding;
 }
 
-// True if requests of the queue continue while no new request is admitted.
+// True if requests of the queue are admitted while new requests are paused: they hold blocks that
+// only progress can free.
 bool Scheduler::Impl::enters_in_pause(const RequestQueue& queue) const {
   return remote != nullptr && profile.holders_come_first && &queue == &remote->holding;
 }
 
-// Slots past a request's last token that a step with drafts may need.
+// Slots past a request's last token that a step with drafts may need: the sampled token, the
+// drafts, and the draft model's lookahead (vLLM 0.33.0, _request_remaining_blocks()).
 std::int32_t Scheduler::Impl::num_draft_slots() const {
   return config.num_spec_tokens > 0 ? 1 + config.num_spec_tokens + num_lookahead : 0;
 }
 
-// Blocks that in-flight prefills and loads still need. Some releases subtract what windows free
-// meanwhile.
+// Blocks that in-flight prefills and loads still need. DraftRoom decides whether drafts count as
+// further tokens or as blocks of their own.
 std::int64_t Scheduler::Impl::num_blocks_under_way() const {
   std::int64_t num_blocks = 0;
   for (const RequestId id : remote->prefilling) {
@@ -62,7 +69,7 @@ std::int64_t Scheduler::Impl::num_blocks_under_way() const {
 }
 
 // True if every request in prefill or loading could still get all its blocks after this one starts
-// its load.
+// its load. No release checks this: repair of findings 8 and 36.
 bool Scheduler::Impl::leaves_room_to_all(RequestId id) {
   const auto missing = [&](const Request& one, const PrefixHit* with) {
     const std::int32_t behind =
@@ -80,9 +87,10 @@ bool Scheduler::Impl::leaves_room_to_all(RequestId id) {
   return cache.pool().can_give(num_blocks);
 }
 
-// True if a load may start. The pool checks the load's own need when it starts; `hit` records how
-// many blocks must stay free. A request whose earlier load delivered nothing counts itself as in
-// flight (docs/findings.md, 36).
+// True if the load may start. `hit` records the blocks that must stay free; the allocation checks
+// them. An asynchronous load holds its blocks without progress and cannot be preempted, so two of
+// them can deadlock. A request whose earlier load delivered nothing counts itself as in flight
+// (docs/findings.md, 36).
 bool Scheduler::Impl::leaves_room(RequestId id) {
   if (profile.loads_leave_room == LoadsLeaveRoom::no) return true;
   if (profile.loads_leave_room == LoadsLeaveRoom::to_all) return leaves_room_to_all(id);
@@ -94,8 +102,8 @@ bool Scheduler::Impl::leaves_room(RequestId id) {
   return true;
 }
 
-// Notifies the connector that the request has its blocks. Host pages are read after they were
-// freed, so a load waits for the steps in flight.
+// Notifies the connector that the request has its blocks. Host pages may be read after they were
+// freed, so an asynchronous load waits for the steps in flight.
 void Scheduler::Impl::tell_connector(RequestId id) {
   Request& request = at(id);
   if (step.hit.loads_async && remote->defers_frees && cache.host_pages() != nullptr &&
@@ -111,19 +119,20 @@ void Scheduler::Impl::tell_connector(RequestId id) {
     cache.host_pages()->finish_import(request, false);
 }
 
-// Whether no step in flight writes the request's blocks.
+// True if no step in flight writes the request's blocks, so another request may get them.
 bool Scheduler::Impl::may_be_freed(const Request& request) const {
   return remote == nullptr || !remote->defers_frees || request.last_step <= remote->steps_over;
 }
 
-// Whether preempting it would bring blocks now.
+// True if preempting the victim frees blocks now, and no transfer is about to free some.
 bool Scheduler::Impl::may_preempt(RequestId victim) {
   if (remote == nullptr || !profile.waits_for_frees) return true;
   if (cache.host_pages() != nullptr && cache.host_pages()->has_pending_reclamation()) return false;
   return !(remote->traits.waits_for_sends && remote->is_sending()) && may_be_freed(at(victim));
 }
 
-// Frees the request's blocks, or defers it until the decided steps have completed.
+// Frees the request's blocks, or defers that until the decided steps have completed: a connector
+// may write freed blocks at any time, without the order of the GPU's stream.
 void Scheduler::Impl::give_back(Request& request) {
   if (may_be_freed(request)) {
     cache.free(request);
@@ -136,7 +145,8 @@ void Scheduler::Impl::give_back(Request& request) {
   remote->freed_late.push_back({remote->steps_decided, std::move(blocks), std::move(host_blocks)});
 }
 
-// Blocks of copies also stay allocated until the step that makes the copies has completed.
+// Collects the step's block copies and releases their extra references. With deferred frees the
+// blocks wait for the step that makes the copies, which is the one being decided.
 void Scheduler::Impl::take_copies() {
   std::vector<BlockId> held;
   cache.take_copies(output.copies, held);
@@ -148,7 +158,8 @@ void Scheduler::Impl::take_copies() {
   remote->freed_late.push_back({remote->steps_decided + 1, std::move(held)});
 }
 
-// Processes the output of a non-empty step.
+// Counts a completed non-empty step; frees the blocks and starts the loads that waited for it. Both
+// queues are in the order of their steps, so the first pending entry ends the loop.
 void Scheduler::Impl::step_is_over() {
   ++remote->steps_over;
   LS_CHECK(remote->steps_over <= remote->steps_decided, "{} steps completed, {} decided",
@@ -167,19 +178,22 @@ void Scheduler::Impl::step_is_over() {
   }
 }
 
-// Resumes a request whose load has completed, from what arrived. False: it still loads.
+// Resumes a request whose load has completed, from the tokens that arrived. False: it is still
+// loading. True also for a request that loads nothing.
 bool Scheduler::Impl::promote(RequestId id) {
   Request& request = at(id);
   if (request.status != RequestStatus::waiting_for_remote_kvs) return true;
   if (remote->received.erase(id) == 0) return false;
   const bool failed = remote->failed.erase(id) > 0;
+  // A load that brought nothing: its blocks are freed, and a new lookup may hit locally. Otherwise
+  // what arrived is published only now.
   if (failed && request.num_computed_tokens == 0)
     cache.free(request);  // nothing arrived; it may now hit something
   else
     cache.cache_blocks(request, request.num_computed_tokens);
   if (failed && request.num_computed_tokens > 0 && !profile.zeroes_loads)
     cache.record_again(request, request.num_computed_tokens);
-  // Its last token is computed here even if it was loaded: sampling needs its logits.
+  // The last token is computed here even if it was loaded: sampling needs its logits.
   if (!failed && request.num_computed_tokens == request.num_tokens()) --request.num_computed_tokens;
   request.status = request.num_preemptions > 0 ? RequestStatus::preempted : RequestStatus::waiting;
   LS_CHECK(request.num_computed_tokens < request.num_tokens(), "{} has nothing left to compute",
@@ -187,8 +201,8 @@ bool Scheduler::Impl::promote(RequestId id) {
   return true;
 }
 
-// Looks the local prefix cache up. True: attention's hit is deeper than that of the states, which
-// the connector has to bring.
+// Looks the local prefix cache up. True: attention's hit is longer than that of the states, which
+// the connector must then load.
 bool Scheduler::Impl::find_local_hit(Request& request) {
   std::optional<bool> lags;
   if (remote != nullptr && remote->traits.completes_divergent_hits && profile.offers_divergent_hits)
@@ -198,8 +212,8 @@ bool Scheduler::Impl::find_local_hit(Request& request) {
   return lags.value_or(false);
 }
 
-// Looks up what is computed of a waiting request, here and elsewhere. False: the connector does not
-// know yet.
+// Looks up the computed tokens of a waiting request, here and at the connector. False: the
+// connector has no answer yet. A request with computed tokens keeps them.
 bool Scheduler::Impl::find_computed_tokens(RequestId id) {
   Request& request = at(id);
   if (request.num_computed_tokens > 0) {  // loaded before; it holds those blocks
@@ -232,7 +246,9 @@ bool Scheduler::Impl::find_computed_tokens(RequestId id) {
   return true;
 }
 
-// A load takes the place of a hit's part of a block if it is longer than that.
+// Adds the connector's tokens to the hit. If the local hit ends inside a block, a longer load
+// replaces that part, and a load that is not longer is ignored: either way no block is loaded and
+// copied at once.
 void Scheduler::Impl::take_external(const ExternalHit& external) {
   const auto block_size = static_cast<std::int32_t>(block_sizes.scheduler_block_size);
   const std::int32_t part = profile.asks_for_whole_blocks ? step.hit.num_tokens % block_size : 0;
@@ -244,18 +260,19 @@ void Scheduler::Impl::take_external(const ExternalHit& external) {
   step.hit.loads_async = external.is_async;
 }
 
-// Whether a request that is about to finish leaves its blocks behind.
+// True if a request that is about to finish keeps its blocks, for a load that still writes them or
+// a send. Notifies the connector of the end.
 bool Scheduler::Impl::keeps_blocks(RequestId id) {
   if (remote == nullptr) return false;
   Request& request = at(id);
   const bool begins_late =
       std::erase_if(remote->late_loads, [&](const auto& load) { return load.id == id; }) > 0;
-  // A transfer writes into them.
+  // A load in flight writes into the blocks. One that has not started yet is cancelled.
   const bool is_loading = !begins_late && remote->is_loading(id, request);
   remote->received.erase(id);
   remote->failed.erase(id);
-  // A load keeps writing all its blocks, so it frees none that its tokens have left behind, except
-  // the window of a prompt's last token, where the profile keeps that window.
+  // A load keeps writing all its blocks, so none is freed before it ends. Otherwise blocks outside
+  // the window are freed first, because a send does not include them.
   if (!is_loading) {
     const bool is_sure = profile.retire_basis == RetireBasis::processed;
     cache.remove_skipped_blocks(
@@ -268,7 +285,8 @@ bool Scheduler::Impl::keeps_blocks(RequestId id) {
   return true;
 }
 
-// Frees a finished request's blocks once both its end and this release are known.
+// Frees the blocks of a held request whose transfer has completed. The id is free once its end has
+// also been reported.
 void Scheduler::Impl::release(RequestId id) {
   const auto held = remote->held.find(id);
   LS_CHECK(held != remote->held.end(), "{} has no blocks to free", at(id).name);
@@ -278,6 +296,8 @@ void Scheduler::Impl::release(RequestId id) {
   if (reported) forget(id);
 }
 
+// Processes completed loads and sends. A completed load of a live request only becomes known here;
+// promote() resumes it when the queue reaches it.
 void Scheduler::Impl::take_transfers(const KVConnectorOutput& report) {
   if (cache.host_pages() != nullptr) take_page_transfers(report);
   for (const RequestId id : report.finished_recving) {
@@ -289,6 +309,7 @@ void Scheduler::Impl::take_transfers(const KVConnectorOutput& report) {
   for (const RequestId id : report.finished_sending) release(id);
 }
 
+// Host pages: loads first, since their publication precedes that of spilled pages.
 void Scheduler::Impl::take_page_transfers(const KVConnectorOutput& report) {
   HostPageCoordinator& pages = *cache.host_pages();
   for (const RequestId id : report.finished_recving)
@@ -301,7 +322,8 @@ void Scheduler::Impl::take_page_transfers(const KVConnectorOutput& report) {
   });
 }
 
-// The step's pages between the host and the device, once it is decided.
+// Plans the step's host pages once all its blocks are allocated, and sends the plan to the
+// connector.
 void Scheduler::Impl::plan_page_transfers() {
   if (cache.host_pages() == nullptr) return;
   std::vector<HostPageCoordinator::Row> rows;
@@ -311,9 +333,10 @@ void Scheduler::Impl::plan_page_transfers() {
   remote->connector.start_pages(output.host_pages);
 }
 
-// Cuts each of `candidates` back to before its first invalid block; returns those that have one. A
-// block that several share is computed by the first of them, and the others count on it. `tails`,
-// unless null, receives the blocks that were cut off.
+// Moves each of `candidates` back to before its first invalid block; returns those that have one.
+// If several requests share a block, the first of them computes it and the others count on that.
+// `tails`, unless null, receives the blocks from the first invalid one onward. Source: vLLM 0.33.0,
+// _update_requests_with_invalid_blocks().
 std::vector<RequestId> Scheduler::Impl::cut_at_invalid_blocks(
     const std::vector<RequestId>& candidates, const std::set<BlockId>& invalid,
     std::span<const InFlightRow> rows, std::vector<BlockId>* tails) {
@@ -323,6 +346,7 @@ std::vector<RequestId> Scheduler::Impl::cut_at_invalid_blocks(
   for (const RequestId id : candidates) {
     Request& request = at(id);
     const auto row = std::ranges::find(rows, id, &InFlightRow::id);
+    // Tokens of the step whose output this is were computed after the load, so they do not count.
     const std::int32_t num_computed =
         request.num_computed_tokens - (row == rows.end() ? 0 : row->num_tokens);
     const std::vector<BlockId>& blocks = request.groups[0].blocks;
@@ -334,19 +358,22 @@ std::vector<RequestId> Scheduler::Impl::cut_at_invalid_blocks(
       const BlockId block = blocks[i];
       if (!invalid.contains(block)) continue;
       is_affected = true;
+      // An earlier request computes this block, or this request has been cut further left.
       if (!taken_care_of.insert(block).second || is_cut) continue;
       is_cut = true;
       request.num_computed_tokens = static_cast<std::int32_t>(i) * block_size;
       if (tails != nullptr) tails->insert(tails->end(), blocks.begin() + i, blocks.end());
     }
     if (!is_affected) continue;
+    // All its invalid blocks are computed by others. It repeats only the step.
     if (!is_cut) request.num_computed_tokens = num_computed;
     affected.push_back(id);
   }
   return affected;
 }
 
-// Blocks that a load was to fill and did not. Returns the scheduled requests whose output is void.
+// Processes blocks that a load did not fill. Returns the requests whose output of this step is
+// void; with fails_requests, also those that fail while they load.
 std::vector<RequestId> Scheduler::Impl::take_invalid_blocks(const KVConnectorOutput& report,
                                                             std::span<const InFlightRow> rows) {
   LS_CHECK(step.first_new.size() == 1, "invalid blocks in {} groups", step.first_new.size());
@@ -355,7 +382,7 @@ std::vector<RequestId> Scheduler::Impl::take_invalid_blocks(const KVConnectorOut
   std::erase_if(loading, [&](RequestId id) {
     return at(id).status != RequestStatus::waiting_for_remote_kvs;
   });
-  // What a request still loads is not in the prefix cache yet.
+  // Blocks of an asynchronous load are not in the prefix cache yet, so none is withdrawn.
   const std::vector<RequestId> late = cut_at_invalid_blocks(loading, invalid, rows, nullptr);
   std::vector<BlockId> tails;
   std::vector<RequestId> voided = cut_at_invalid_blocks(running, invalid, rows, &tails);
@@ -369,7 +396,8 @@ std::vector<RequestId> Scheduler::Impl::take_invalid_blocks(const KVConnectorOut
   return voided;
 }
 
-// Loads of which nothing arrived. Returns those that fail with them.
+// Processes loads that brought nothing. Returns the requests that fail with them; otherwise they
+// compute their tokens here, after promote().
 std::vector<RequestId> Scheduler::Impl::take_failed_loads(const KVConnectorOutput& report) {
   std::vector<RequestId> failed;
   for (const RequestId id : report.failed_recving) {
@@ -385,7 +413,8 @@ std::vector<RequestId> Scheduler::Impl::take_failed_loads(const KVConnectorOutpu
   return failed;
 }
 
-// Restarts each request that would compute a lost block without the window before it.
+// Marks requests that would compute a lost block without the window before it: they start over.
+// Repair of finding 14.
 void Scheduler::Impl::desert(const std::vector<RequestId>& late,
                              const std::vector<RequestId>& voided) {
   const auto lacks_window = [&](RequestId id) {
@@ -397,6 +426,7 @@ void Scheduler::Impl::desert(const std::vector<RequestId>& late,
                        lacks_window);
 }
 
+// A preemption is how a running request starts over. Those that have ended meanwhile are skipped.
 void Scheduler::Impl::preempt_deserted() {
   std::size_t index = 0;
   for (const RequestId id : remote->deserted)
@@ -404,6 +434,8 @@ void Scheduler::Impl::preempt_deserted() {
   remote->deserted.clear();
 }
 
+// Ends the requests with an error: all leave their queues first, then their blocks are freed in the
+// engine's order.
 void Scheduler::Impl::fail_requests(std::vector<RequestId> ids) {
   remote->connector.order_failed_requests(ids);
   for (const RequestId id : ids) {

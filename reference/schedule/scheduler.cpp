@@ -10,6 +10,7 @@
 
 namespace lockstep {
 
+// Derives the fixed values of a run from the configuration: budgets, hash rule, chunk rule.
 Scheduler::Impl::Impl(const EngineConfig& engine, const std::vector<KVCacheGroupSpec>& groups,
                       BlockSizes sizes, std::int64_t num_blocks, const KVTransfer& transfer,
                       const CacheParts& parts)
@@ -25,6 +26,8 @@ Scheduler::Impl::Impl(const EngineConfig& engine, const std::vector<KVCacheGroup
   hash_rule = {config.hash_algorithm, sizes.hash_block_size, hash_lookahead_of(config, profile),
                profile.tags_extra_keys};
   token_budget = config.max_num_batched_tokens;
+  // A draft model's input holds one token more per request than is scheduled. Releases subtract it
+  // from the step's budget for max_num_seqs requests, or per scheduled request (DraftSlots).
   if (config.spec_method ==
       SpecMethod::draft_model) {  // its input holds one token more than is scheduled
     if (profile.draft_slots == DraftSlots::of_max_num_seqs)
@@ -32,9 +35,11 @@ Scheduler::Impl::Impl(const EngineConfig& engine, const std::vector<KVCacheGroup
     else
       draft_slots = 1;
   }
+  // Only mode align saves states at the ends of chunks.
   const bool has_mamba = std::ranges::any_of(
       groups, [](const KVCacheGroupSpec& g) { return is_state_kind(g.spec.kind); });
   splits_at_state_blocks = has_mamba && config.mamba_cache_mode == MambaCacheMode::align;
+  // Blocks are freed late if a step in flight could read them while a load writes them.
   if (transfer.connector != nullptr) {
     remote = std::make_unique<RemoteCaches>(transfer, config.policy);
     remote->defers_frees =
@@ -51,6 +56,7 @@ std::unique_ptr<Scheduler::Impl> SchedulerParts::scheduler(
   return std::make_unique<Scheduler::Impl>(engine, groups, sizes, num_blocks, transfer, *this);
 }
 
+// Hashes the whole prompt at once, as vLLM's Request does when it is created.
 RequestId Scheduler::Impl::insert(RequestSpec spec) {
   const RequestId id = requests.insert(std::move(spec), cache.num_groups());
   Request& request = at(id);
@@ -60,6 +66,7 @@ RequestId Scheduler::Impl::insert(RequestSpec spec) {
   return id;
 }
 
+// Ends a request from outside. A finished request that a connector still holds stays as it is.
 void Scheduler::Impl::cancel(RequestId id) {
   Request& request = at(id);
   if (request.status == RequestStatus::finished) return;
@@ -74,8 +81,9 @@ void Scheduler::Impl::cancel(RequestId id) {
 
 namespace {
 
-// The shape of groups of host pages, if there are any: the host's first, then pages of the same
-// blocks.
+// Checks the shape of groups of host pages, if there are any: the source first, then resident
+// groups with blocks of the same size, and a host pool for one request of max_model_len plus two
+// blocks. The engine refuses the same plans.
 Result<void> check_host_pages(const EngineConfig& config,
                               const std::vector<KVCacheGroupSpec>& groups) {
   if (std::ranges::none_of(groups, belongs_to_pages)) return {};
@@ -109,6 +117,8 @@ Scheduler::Scheduler(Scheduler&&) noexcept = default;
 Scheduler& Scheduler::operator=(Scheduler&&) noexcept = default;
 Scheduler::~Scheduler() = default;
 
+// Checks in order of cost: single values, limits, combinations, the shape of groups, block sizes.
+// With a connector the hash lookahead is off (beside_connector()).
 Result<Scheduler> Scheduler::create(const EngineConfig& config,
                                     const std::vector<KVCacheGroupSpec>& groups,
                                     std::int64_t num_blocks, const KVTransfer& transfer,
@@ -131,6 +141,7 @@ Result<Scheduler> Scheduler::create(const EngineConfig& config,
   return Scheduler(made_by.scheduler(engine, groups, sizes, num_blocks, transfer));
 }
 
+// Takes all free blocks and frees them in the new order: the queue then has exactly that order.
 void Scheduler::order_free_blocks(std::span<const BlockId> order) {
   BlockPool& pool = impl_->cache.pool();
   std::vector<BlockId> free(order.begin(), order.end());
@@ -142,6 +153,7 @@ void Scheduler::order_free_blocks(std::span<const BlockId> order) {
   pool.free_blocks(free);
 }
 
+// vLLM refuses these requests before its scheduler sees them.
 Result<RequestId> Scheduler::add_request(RequestSpec request) {
   const std::int64_t size = request.prompt.size();
   if (size < 1 || size > impl_->config.max_model_len)
@@ -164,6 +176,8 @@ void Scheduler::limit_blocks_in_use(std::int64_t num_blocks) {
 
 void Scheduler::set_pause_state(PauseState state) { impl_->pause_state = state; }
 
+// Blocks that wait for an in-flight step count as in use, so the reset may fail even after all
+// running requests were preempted.
 bool Scheduler::reset_prefix_cache(bool preempts_running) {
   if (preempts_running) impl_->preempt_all_running();
   return impl_->cache.reset_prefix_cache();
@@ -181,12 +195,14 @@ std::span<const StoppedRequest> Scheduler::update_from_output(const ModelOutput&
 
 std::span<const StaleOutput> Scheduler::stale_outputs() const { return impl_->stale; }
 
+// Of the step decided last: the back of the queue.
 std::int32_t Scheduler::num_sampled_max(std::size_t row) const {
   const auto& rows = impl_->in_flight.back();
   LS_CHECK(row < rows.size(), "row {} of {} in flight", row, rows.size());
   return rows[row].samples ? 1 + rows[row].num_spec : 0;
 }
 
+// Held requests have finished: only their blocks are left.
 bool Scheduler::has_unfinished_requests() const {
   return !impl_->running.empty() || !impl_->waiting.empty() ||
          (impl_->remote != nullptr && impl_->remote->any_passed_over());
@@ -205,11 +221,13 @@ std::vector<SkippedRequest> Scheduler::skipped() const {
   }
   return skipped;
 }
+// In the order of ids; the engine keeps a set.
 std::optional<std::vector<RequestId>> Scheduler::deferred() const {
   if (impl_->remote == nullptr || !impl_->profile.holders_come_first) return std::nullopt;
   const std::set<RequestId>& deferred = impl_->remote->deferred;
   return std::vector<RequestId>(deferred.begin(), deferred.end());
 }
+// In the order in which they will be freed.
 std::vector<BlockId> Scheduler::freed_late() const {
   std::vector<BlockId> blocks;
   if (impl_->remote == nullptr) return blocks;
@@ -243,6 +261,7 @@ std::optional<CachedBlock> Scheduler::cached_as(BlockId block) const {
   const PrefixCache& cache = impl_->cache.pool().cache();
   return CachedBlock{cache.key_of(block), cache.group_of(block)};
 }
+// A loop over cached_as(); a caller keeps the memory.
 void Scheduler::all_cached(IdVector<BlockId, std::optional<CachedBlock>>& cached) const {
   for (std::int32_t block = 0; block < std::ssize(cached); ++block)
     cached[BlockId{block}] = cached_as(BlockId{block});
@@ -297,8 +316,10 @@ std::int64_t Scheduler::scheduler_block_size() const {
 }
 std::int64_t Scheduler::hash_block_size() const { return impl_->block_sizes.hash_block_size; }
 
-// The rules are those of vllm/v1/core/sched/scheduler.py, update_from_output().
+// The output of a step. Source of the rules: vllm/v1/core/sched/scheduler.py, update_from_output().
 
+// The order is the engine's: deferred frees, failed loads, rows, errors, completed transfers, new
+// drafts. Rows of requests whose load failed count as empty.
 void Scheduler::Impl::take_output(const ModelOutput& model) {
   const KVConnectorOutput& report = model.kv_connector_output;
   LS_CHECK(report.empty() || remote != nullptr, "a report of a connector, and there is none");
@@ -340,7 +361,9 @@ void Scheduler::Impl::take_output(const ModelOutput& model) {
   spare_rows.push_back(std::move(rows));
 }
 
-// Appends tokens until one of them ends the request.
+// Appends sampled tokens until one ends the request; later ones are dropped. True: it ends, with
+// `reason`. num_kept: tokens appended. Source: v1/core/sched/utils.py, check_stop(). Stop tokens
+// win over length, length over repetition.
 bool Scheduler::Impl::append_tokens(Request& request, std::span<const std::int32_t> tokens,
                                     FinishReason& reason, std::size_t& num_kept) {
   bool stops = false;
@@ -370,9 +393,11 @@ bool Scheduler::Impl::append_tokens(Request& request, std::span<const std::int32
   return stops;
 }
 
-// Settles output that was in flight when its request was preempted.
+// Processes one row of the output. A row of a request that has ended is dropped, although the id
+// may belong to a new request: the generation differs. A row decided before its request's last
+// preemption is stale.
 void Scheduler::Impl::take_row(const InFlightRow& row, std::span<const std::int32_t> tokens) {
-  if (requests.generation(row.id) != row.generation) return;  // it has left in the meantime
+  if (requests.generation(row.id) != row.generation) return;  // ended since
   const Request& request = at(row.id);
   const bool is_stale =
       config.async_scheduling && !tokens.empty() && request.num_preemptions != row.num_preemptions;
@@ -381,6 +406,8 @@ void Scheduler::Impl::take_row(const InFlightRow& row, std::span<const std::int3
   if (is_stale) stale.push_back({row.id, request.num_tokens() - num_before});
 }
 
+// Applies a row to its request: counters, rejected drafts, tokens, end. Stale output delivers its
+// tokens and changes no counter that the preemption has reset.
 void Scheduler::Impl::update_row(const InFlightRow& row, std::span<const std::int32_t> tokens) {
   Request& request = at(row.id);
   request.num_in_flight_tokens -= row.num_tokens;
@@ -388,7 +415,7 @@ void Scheduler::Impl::update_row(const InFlightRow& row, std::span<const std::in
            request.num_in_flight_tokens);
   const bool is_stale = request.num_stale_tokens > 0;
   if (is_stale) request.num_stale_tokens -= row.num_tokens;
-  // Blocks now hold the rows of cross attention.
+  // The step has written the encoder's rows to blocks, so its cache may drop them.
   if (encoder && request.num_computed_tokens > 0 && !(is_stale && request.drops_stale_output))
     encoder->let_go(request);
   if (tokens.empty() || (is_stale && request.drops_stale_output)) return;
@@ -413,13 +440,15 @@ void Scheduler::Impl::update_row(const InFlightRow& row, std::span<const std::in
   retire(row.id);
 }
 
-// They were counted as computed when they were scheduled.
+// Subtracts rejected drafts: they were counted as computed when the step was scheduled.
 void Scheduler::Impl::take_back_rejected(Request& request, std::int32_t num_rejected) {
   if (request.num_computed_tokens > 0) request.num_computed_tokens -= num_rejected;
   if (request.num_output_placeholders > 0) request.num_output_placeholders -= num_rejected;
 }
 
-// Subtracts sampled tokens from those in flight, and publishes the blocks that they confirm.
+// Subtracts the sampled tokens from the placeholders, and publishes the blocks that the output
+// confirms. Releases before 0.33.0 publish only with asynchronous scheduling, up to the
+// placeholders.
 void Scheduler::Impl::count_output(Request& request, std::int32_t num_sampled,
                                    std::int32_t num_kept, bool was_running) {
   if (!profile.publishes_with_output) {
@@ -432,15 +461,19 @@ void Scheduler::Impl::count_output(Request& request, std::int32_t num_sampled,
     return;
   }
   const bool had_placeholders = request.num_output_placeholders > 0;
+  // Tokens that a stop cut off were sampled but are not the request's.
   request.num_computed_tokens -=
       num_sampled - num_kept;  // what a stop cut off was never computed for good
   if (had_placeholders) request.num_output_placeholders -= num_sampled;
   LS_CHECK(request.num_output_placeholders >= 0, "request {} has {} placeholders", request.name,
            request.num_output_placeholders);
+  // Without drafts and placeholders the allocation has published these blocks already.
   if (was_running && (had_placeholders || config.num_spec_tokens > 0))
     cache.cache_blocks(request, request.num_computed_tokens - request.num_in_flight_tokens);
 }
 
+// Stores the drafts that the step proposed, for the next step. Drafts after a prefill chunk are
+// dropped: the next token is known.
 void Scheduler::Impl::update_drafts(const ModelOutput& model, std::span<const InFlightRow> rows) {
   if (model.draft_ends.empty()) return;
   for (std::size_t i = 0; i < rows.size(); ++i) {
@@ -457,7 +490,8 @@ void Scheduler::Impl::update_drafts(const ModelOutput& model, std::span<const In
   }
 }
 
-// Ends a request: frees its blocks; the next step reports it.
+// Ends a request: frees its blocks unless a connector keeps them. The next decision reports the
+// end.
 void Scheduler::Impl::retire(RequestId id) {
   Request& request = at(id);
   if (remote != nullptr) remote->prefilling.erase(id);
@@ -470,7 +504,8 @@ void Scheduler::Impl::retire(RequestId id) {
   finished.push_back(id);
 }
 
-// Its end has been reported; unless a connector keeps its blocks, the id is free for others.
+// Erases a request whose end has been reported; a connector that keeps its blocks delays that. The
+// id is then free for another request.
 void Scheduler::Impl::forget(RequestId id) {
   if (remote != nullptr) {
     const auto held = remote->held.find(id);
