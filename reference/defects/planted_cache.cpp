@@ -11,7 +11,7 @@
 namespace lockstep {
 namespace {
 
-// Content is findable until other content is.
+// hash-stale: a reallocated block stays findable under its old content until it is published again.
 class StalePool final : public BlockPool {
  public:
   using BlockPool::BlockPool;
@@ -20,7 +20,7 @@ class StalePool final : public BlockPool {
   void hand_out(BlockId) override {}
 };
 
-// What goes wrong in managers of every kind.
+// Defects of every kind's manager: no admission cap, and blocks freed in a wrong order or twice.
 template <typename Manager>
 class PlantedManager final : public Manager {
  public:
@@ -30,6 +30,8 @@ class PlantedManager final : public Manager {
     if (defect == SchedulerDefect::admission_uncapped) this->admission_cap_.reset();
   }
 
+  // free-twice frees only blocks that others still hold: freeing a free block would fail a check at
+  // once, and the defect would prove nothing.
   void free(Request& request) override {
     GroupBlocks& held = this->of(request);
     std::vector<BlockId> again;
@@ -45,16 +47,19 @@ class PlantedManager final : public Manager {
   SchedulerDefect defect_;
 };
 
+// common-prefix-overcount: two holders count as all running requests.
 class PlantedFullAttention final : public FullAttentionManager {
  public:
   using FullAttentionManager::FullAttentionManager;
-  // One other holder passes for all of them.
+  // Compares references with at most 2 instead of with the number of requests.
   std::int32_t num_common_prefix_blocks(const Request& request,
                                         std::int32_t num_requests) const override {
     return FullAttentionManager::num_common_prefix_blocks(request, std::min(num_requests, 2));
   }
 };
 
+// free-window-early keeps one token less than the window; hit-window-short accepts a run of blocks
+// that does not fill it.
 class PlantedWindow final : public SlidingWindowManager {
  public:
   PlantedWindow(SchedulerDefect defect, const KVCacheSpec& spec, std::int32_t group,
@@ -66,7 +71,7 @@ class PlantedWindow final : public SlidingWindowManager {
     const std::int32_t all = SlidingWindowManager::num_retained();
     return defect_ == SchedulerDefect::free_window_early ? all - 1 : all;
   }
-  // Rounded down.
+  // Rounded down: with window 33 and blocks of 24 tokens 1 block instead of 2.
   std::int32_t num_blocks_of_window() const override {
     if (defect_ != SchedulerDefect::hit_window_short)
       return SlidingWindowManager::num_blocks_of_window();
@@ -77,7 +82,7 @@ class PlantedWindow final : public SlidingWindowManager {
   SchedulerDefect defect_;
 };
 
-// Rounded down.
+// cross-blocks-short: blocks of encoder rows are rounded down, so the last rows have no block.
 class PlantedCrossAttention final : public CrossAttentionManager {
  public:
   using CrossAttentionManager::CrossAttentionManager;
@@ -89,9 +94,10 @@ class PlantedCrossAttention final : public CrossAttentionManager {
   }
 };
 
+// rswa-window-short: frees a block of generated tokens that the window still reads.
 class PlantedReferenceWindow final : public ReferenceWindowManager {
  public:
-  // A block less than the window.
+  // The window is one block shorter.
   PlantedReferenceWindow(KVCacheSpec spec, std::int32_t group, const EngineConfig& config,
                          BlockSizes sizes, BlockPool& pool)
       : ReferenceWindowManager(spec, group, config, sizes, pool) {
@@ -99,6 +105,8 @@ class PlantedReferenceWindow final : public ReferenceWindowManager {
   }
 };
 
+// Defects of state groups. state-spec-blocks has no blocks for drafts' states; the others publish a
+// state too early, free one too early, or leak one.
 class PlantedStates final : public MambaManager {
  public:
   PlantedStates(SchedulerDefect defect, KVCacheSpec spec, std::int32_t group,
@@ -108,17 +116,20 @@ class PlantedStates final : public MambaManager {
   }
 
   void cache_blocks(Request& request, std::int32_t num_tokens) override {
-    // A block that is full in part passes for full.
+    // state-partial-block publishes a block that is only partly full as full; hit-same-step forgets
+    // which states this step has yet to compute.
     const bool rounds_up = defect_ == SchedulerDefect::state_partial_block;
     MambaManager::cache_blocks(request, num_tokens + (rounds_up ? block_size_ - 1 : 0));
     if (defect_ == SchedulerDefect::hit_same_step) cached_this_step_.clear();
   }
 
  protected:
+  // state-freed-early frees the state that the next token reads.
   std::int32_t num_skipped_tokens(std::int32_t num_computed_tokens) const override {
     const bool all = defect_ == SchedulerDefect::state_freed_early;
     return all ? num_computed_tokens : MambaManager::num_skipped_tokens(num_computed_tokens);
   }
+  // state-leak-null-gap stops at the first null entry, so states before a gap are never freed.
   void free_retired_states(GroupBlocks& held, std::int32_t num_tokens) override {
     if (defect_ != SchedulerDefect::state_leak_null_gap)
       return MambaManager::free_retired_states(held, num_tokens);
@@ -129,6 +140,7 @@ class PlantedStates final : public MambaManager {
   SchedulerDefect defect_;
 };
 
+// Defects of hits and of retirement over all groups.
 class PlantedCoordinator final : public KVCacheCoordinator {
  public:
   PlantedCoordinator(SchedulerDefect defect, const EngineConfig& config,
@@ -136,7 +148,7 @@ class PlantedCoordinator final : public KVCacheCoordinator {
                      std::int64_t num_blocks, const CacheParts& parts)
       : KVCacheCoordinator(config, groups, sizes, num_blocks, parts), defect_(defect) {}
 
-  // A request that is refused keeps its hit.
+  // refused-hit-kept: a refused request keeps the references of its hit.
   bool allocate_slots(Request& request, std::int32_t num_new_tokens,
                       std::int32_t num_lookahead_tokens, const PrefixHit* hit,
                       bool full_sequence_must_fit, std::span<std::size_t> first_new) override {
@@ -149,11 +161,14 @@ class PlantedCoordinator final : public KVCacheCoordinator {
   }
 
  protected:
+  // hit-whole-prompt also counts the last token, whose logits are then missing.
   std::int32_t max_hit_tokens(const Request& request) const override {
     if (defect_ == SchedulerDefect::hit_whole_prompt) return request.num_tokens();
     return KVCacheCoordinator::max_hit_tokens(request);
   }
 
+  // hit-longest-group takes the longest group's hit for all groups; hit-one-group-truncated cuts
+  // only the first group to the common length.
   void cut_full_groups(PrefixHit& hit) const override {
     if (defect_ == SchedulerDefect::hit_longest_group && hit.shared_prefix_boundary > 0)
       hit.num_tokens = hit.shared_prefix_boundary;
@@ -165,7 +180,7 @@ class PlantedCoordinator final : public KVCacheCoordinator {
       if (group != first) hit.blocks[group] = found[group];
   }
 
-  // New blocks are taken before the next group's hit is held.
+  // hit-untouched-evicted allocates new blocks before the next group's hit has its references.
   void take_hit_of_group(std::size_t group, Request& request, const PrefixHit& hit,
                          const SlotDemand& demand) override {
     KVCacheCoordinator::take_hit_of_group(group, request, hit, demand);
@@ -173,7 +188,7 @@ class PlantedCoordinator final : public KVCacheCoordinator {
       managers_[group]->allocate_new_blocks(request, demand);
   }
 
-  // Drafts count before they are verified.
+  // free-optimistic counts drafts as computed before they are verified.
   std::int32_t num_left_behind(const Request& request,
                                std::int32_t num_computed_tokens) const override {
     if (defect_ == SchedulerDefect::free_optimistic)
@@ -194,6 +209,7 @@ std::unique_ptr<BlockPool> PlantedParts::pool(std::int64_t num_blocks, bool enab
   return CacheParts::pool(num_blocks, enable_caching, freed_blocks);
 }
 
+// A defect changes only the kinds that it is about: all other groups get the usual manager.
 std::unique_ptr<GroupManager> PlantedParts::manager(const KVCacheSpec& spec, std::int32_t group,
                                                     const EngineConfig& config, BlockSizes sizes,
                                                     BlockPool& pool) const {
@@ -224,14 +240,17 @@ std::unique_ptr<GroupManager> PlantedParts::manager(const KVCacheSpec& spec, std
       if (spec.rswa_window == 0) break;
       return std::make_unique<PlantedReferenceWindow>(spec, group, config, sizes, pool);
     case whole_blocks_shared: {
+      // Blocks cover the tokens of all ranks, although each rank needs its own copy of them.
       KVCacheSpec shared = spec;
       shared.dcp_sharded = true;
       return CacheParts::manager(shared, group, config, sizes, pool);
     }
     case sinks_given_away:
+      // The usual full-attention manager takes no blocks for the sinks, so requests get them.
       if (spec.sink_len == 0) break;
       return std::make_unique<FullAttentionManager>(spec, group, config, sizes, pool);
     case common_prefix_overcount: {
+      // Only the plain full-attention manager has the override; subclasses keep theirs.
       auto usual = CacheParts::manager(spec, group, config, sizes, pool);
       if (dynamic_cast<FullAttentionManager*>(usual.get()) == nullptr || spec.sink_len > 0 ||
           spec.rswa_window > 0)
@@ -250,7 +269,7 @@ std::unique_ptr<KVCacheCoordinator> PlantedParts::coordinator(
   return std::make_unique<PlantedCoordinator>(defect_, config, groups, sizes, num_blocks, *this);
 }
 
-// Host pages with one step done wrong.
+// Defects of host pages: transfers, residency updates, copies or mirrors with one step done wrong.
 
 namespace {
 
@@ -261,6 +280,8 @@ class PlantedPages final : public HostPageCoordinator {
       : HostPageCoordinator(config, std::move(host), device), defect_(defect) {}
 
  protected:
+  // page-restore-dropped restores nothing; page-host-held-twice never frees a host block;
+  // page-copy-unheld frees device blocks while the copy reads them.
   bool plan_transfer(const std::shared_ptr<State>& state, std::int32_t page,
                      bool restores) override {
     if (is(SchedulerDefect::page_restore_dropped) && restores) return false;
@@ -272,6 +293,7 @@ class PlantedPages final : public HostPageCoordinator {
     return true;
   }
 
+  // Two defects: updates without lost pages, and without their last page.
   ResidencyUpdate take_residency(Request& request) override {
     if (is(SchedulerDefect::page_loss_untold)) state_of(request)->stale.clear();
     ResidencyUpdate update = HostPageCoordinator::take_residency(request);
@@ -281,15 +303,17 @@ class PlantedPages final : public HostPageCoordinator {
     return update;
   }
 
+  // page-loss-forgotten keeps reading the device block of a lost page.
   void lose_page(const Page& page) override {
     if (!is(SchedulerDefect::page_loss_forgotten)) HostPageCoordinator::lose_page(page);
   }
 
-  // Content of a reallocated block still counts as a copy.
+  // page-copy-stale: the content of a reallocated block still counts as a copy.
   void drop_copy(const CopyKey& key) override {
     if (!is(SchedulerDefect::page_copy_stale)) HostPageCoordinator::drop_copy(key);
   }
 
+  // page-mirror-short omits the last span of a step that crosses a page.
   std::vector<RowMirror> mirrors_of(Request& request, std::int32_t begin,
                                     std::int32_t end) const override {
     std::vector<RowMirror> mirrors = HostPageCoordinator::mirrors_of(request, begin, end);
@@ -297,11 +321,13 @@ class PlantedPages final : public HostPageCoordinator {
     return mirrors;
   }
 
+  // page-without-hot-region unpins pages although the request cannot read the host.
   bool can_read_from_host(const Request& request) const override {
     return is(SchedulerDefect::page_without_hot_region) ||
            HostPageCoordinator::can_read_from_host(request);
   }
 
+  // page-all-resident reports that no row is read from the host.
   bool all_resident(std::span<const Row> rows) override {
     return HostPageCoordinator::all_resident(rows) || is(SchedulerDefect::page_all_resident);
   }
@@ -322,19 +348,20 @@ std::unique_ptr<HostPageCoordinator> PlantedParts::host_pages(const EngineConfig
 
 namespace {
 
-// Drops the request's blocks without freeing them.
+// Forgets the request's blocks without freeing them: a leak.
 void lose_blocks(Request& request) {
   for (GroupBlocks& held : request.groups) held.clear();
   request.rest = {};
 }
 
+// Defects of the scheduler itself: hashes, ends, preemptions, drafts and encoder inputs.
 struct PlantedScheduler final : Scheduler::Impl {
   PlantedScheduler(SchedulerDefect planted, const EngineConfig& engine,
                    const std::vector<KVCacheGroupSpec>& groups, BlockSizes sizes,
                    std::int64_t num_blocks, const KVTransfer& transfer, const CacheParts& parts)
       : Impl(engine, groups, sizes, num_blocks, transfer, parts), defect(planted) {
     if (is(SchedulerDefect::state_wrong_boundary)) splits_at_state_blocks = false;
-    // The hash of one rank's tokens for a block of all ranks' tokens.
+    // Hash blocks of one rank's tokens, for blocks of all ranks' tokens.
     if (is(SchedulerDefect::hash_cp_granularity))
       hash_rule.hash_block_size =
           std::max(1, hash_rule.hash_block_size / (config.dcp * config.pcp));
@@ -343,6 +370,7 @@ struct PlantedScheduler final : Scheduler::Impl {
 
   bool is(SchedulerDefect other) const { return defect == other; }
 
+  // hash-extra-keys: requests with different salts, adapters or images share blocks.
   RequestId insert(RequestSpec spec) override {
     if (is(SchedulerDefect::hash_extra_keys)) {
       spec.cache_salt.clear();
@@ -364,6 +392,8 @@ struct PlantedScheduler final : Scheduler::Impl {
     Impl::cancel(id);
   }
 
+  // free-preempted-lost leaks a preempted request's blocks; drafts-outlive-preemption keeps its
+  // drafts.
   void send_back(RequestId victim, bool drops_stale_output) override {
     Request& request = at(victim);
     if (is(SchedulerDefect::free_preempted_lost)) lose_blocks(request);
@@ -372,27 +402,31 @@ struct PlantedScheduler final : Scheduler::Impl {
     if (is(SchedulerDefect::drafts_outlive_preemption)) request.spec_tokens = drafts;
   }
 
-  // The victim stays in the step.
+  // free-in-flight: the victim stays in the step, and its freed blocks are written.
   void drop_from_output(RequestId id) override {
     if (!is(SchedulerDefect::free_in_flight)) Impl::drop_from_output(id);
   }
 
+  // resume-appended sends only new blocks of a resumed request: the worker keeps the freed ones.
   void emit(RequestId id, std::int32_t num_tokens, Handed handed, bool keeps_drafts) override {
     const bool appends = is(SchedulerDefect::resume_appended) && at(id).num_preemptions > 0 &&
                          handed == Handed::whole_table;
     Impl::emit(id, num_tokens, appends ? Handed::added : handed, keeps_drafts);
   }
 
+  // stale-output-taken delivers output that had to be dropped.
   void update_row(const InFlightRow& row, std::span<const std::int32_t> tokens) override {
     if (is(SchedulerDefect::stale_output_taken)) at(row.id).drops_stale_output = false;
     Impl::update_row(row, tokens);
   }
 
+  // drafts-kept counts rejected drafts as computed.
   void take_back_rejected(Request& request, std::int32_t num_rejected) override {
     if (!is(SchedulerDefect::drafts_kept)) Impl::take_back_rejected(request, num_rejected);
   }
 
-  // It was computed before: its rows were in blocks that now belong to others.
+  // encoder-skipped-on-resume: the rows were computed before, but in blocks that now belong to
+  // others.
   void encode(Request& request) override {
     if (is(SchedulerDefect::encoder_skipped_on_resume) && request.num_preemptions > 0) return;
     Impl::encode(request);

@@ -1,10 +1,10 @@
 // Defects that can be planted in the scheduler, its managers and its pool: defects that engines had
 // or could have in the same place, each enabled by name. They prove the harness: a check that no
-// defect fails is useless. docs/reference/mutants.md describes them.
+// defect fails is useless. docs/reference/mutants.md describes them; properties/mutants runs them.
 //
 // Invariants
 // (1) A healthy scheduler has `none` and does not depend on this file.
-// (2) At most one is enabled, from the scheduler's creation to its end.
+// (2) At most one defect is enabled, from the scheduler's creation to its end.
 // (3) PlantedParts plants them from outside: schedulers and caches contain no planted defects.
 #pragma once
 
@@ -20,19 +20,20 @@ namespace lockstep {
 
 enum class SchedulerDefect : std::uint8_t {
   none,
-  // What a block's hash stands for.
+  // The content that a block's hash stands for: keys, tokens or lookahead are missing from it, or
+  // it outlives the content.
   hash_extra_keys,
   hash_cp_granularity,
   hash_next_token,
   hash_stale,
-  // What counts as computed already.
+  // Tokens that count as computed although they are not: hits too long, too early, or unprotected.
   hit_same_step,
   hit_untouched_evicted,
   hit_one_group_truncated,
   hit_longest_group,
   hit_whole_prompt,
   hit_window_short,
-  // Allocation and release of blocks.
+  // Allocation and release of blocks: too early, twice, in the wrong order, or never.
   free_optimistic,
   free_in_flight,
   free_twice,
@@ -40,20 +41,20 @@ enum class SchedulerDefect : std::uint8_t {
   free_by_id,
   free_window_early,
   free_preempted_lost,
-  // States of Mamba and linear attention.
+  // States of Mamba and linear attention: saved at a wrong position, freed too early, or leaked.
   state_wrong_boundary,
   state_partial_block,
   state_leak_null_gap,
   state_spec_blocks,
   state_freed_early,
-  // What is scheduled, and what the worker receives.
+  // Admission, drafts, stale output, and the block lists that the worker receives.
   admission_uncapped,
   drafts_kept,
   drafts_outlive_preemption,
   stale_output_taken,
   resume_appended,
   common_prefix_overcount,
-  // Requests that are refused, or end at a bad moment.
+  // Requests that are refused, or that end while others still use their blocks.
   refused_hit_kept,
   abort_twice,
   abort_in_flight_kept,
@@ -73,9 +74,10 @@ enum class SchedulerDefect : std::uint8_t {
   page_mirror_short,
   page_without_hot_region,
   page_all_resident,
-  // Caches that are replicated over context parallel ranks.
+  // Replicated caches counted as sharded over context parallel ranks.
   whole_blocks_shared,
 };
+// Ids are written with '-': "hash-extra-keys".
 template <>
 inline constexpr char kWordJoint<SchedulerDefect> = '-';
 
@@ -83,7 +85,7 @@ inline constexpr char kWordJoint<SchedulerDefect> = '-';
 //
 // Invariants
 // (1) At most one part differs from those of SchedulerParts: the one that the defect names.
-// (2) A part does not change after it was made; the defect is the same for the whole run.
+// (2) A part does not change after it was created; the defect is the same for the whole run.
 
 class PlantedParts final : public SchedulerParts {
  public:

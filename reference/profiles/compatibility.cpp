@@ -19,16 +19,20 @@ using enum CompatibilityRow::Reason;
 
 using Profile = EngineProfile;
 
+// True if the release lacks the capability: rows with it apply to older releases only.
 template <bool Profile::*has>
 bool lacks(const Profile& engine) {
   return !(engine.*has);
 }
+// Only some releases were recorded with connectors.
 bool lacks_connectors(const Profile& engine) { return !engine.release->models_connectors; }
 bool lacks_layouts(const Profile& engine) { return !overlays_groups(*engine.release); }
+// Releases that count scheduled tokens keep the position of a running state only in the worker.
 bool places_states_in_worker(const Profile& engine) {
   return engine.retire_basis == RetireBasis::scheduled;
 }
 
+// Reasons that several rows share.
 constexpr std::string_view kHasNone = "{engine} has none";
 constexpr std::string_view kOtherRelease = "decisions of {engine} are not modelled; {modelled} are";
 constexpr std::string_view kLoads =
@@ -37,6 +41,8 @@ constexpr std::string_view kOneRank = "what each rank holds is not modelled; use
 constexpr std::string_view kPages =
     "how pages of HiSparse move with them is not modelled; leave one of them out";
 
+// Rows read: name, scope, reason, traits, words, releases that lack something, traits that are
+// absent.
 constexpr CompatibilityRow row(std::string_view name, CompatibilityRow::Scope scope,
                                CompatibilityRow::Reason reason, RunTraits with,
                                std::string_view words, bool (*of)(const Profile&) = nullptr,
@@ -44,7 +50,7 @@ constexpr CompatibilityRow row(std::string_view name, CompatibilityRow::Scope sc
   return {name, scope, reason, with, without, of, words};
 }
 
-// Their order is the order in which reasons are given.
+// In the order in which reasons are given: the more specific row comes first.
 constexpr std::array kRows = {
     // Kinds of layers.
     row("encoder-only", decisions, not_modelled, {encoder_only},
@@ -158,6 +164,7 @@ constexpr std::array kRows = {
         "the worker writes all sinks to the first group; use one group with sinks"),
 };
 
+// The traits' texts, from the same list as the enumerators.
 #define LS_RUN_TRAIT(value, name) {RunTrait::value, name},
 constexpr auto kTraits = std::to_array<Named<RunTrait>>({LS_RUN_TRAITS(LS_RUN_TRAIT)});
 #undef LS_RUN_TRAIT
@@ -180,6 +187,8 @@ std::string_view name_of(CompatibilityRow::Reason reason) {
 
 namespace {
 
+// Rows that are neither plain nor cached: rings, recomputed windows, compressed rows. Pages of the
+// host pool have rows of their own kind and are no such case.
 void add_special_rows(const KVCacheGroupSpec& group, RunTraits& traits) {
   const KVCacheSpec& spec = group.spec;
   const bool cacheable = is_prefix_cacheable(spec);
@@ -190,6 +199,7 @@ void add_special_rows(const KVCacheGroupSpec& group, RunTraits& traits) {
       unshared_rows);
 }
 
+// Traits of one group. Several groups add up.
 void add_kind(const KVCacheGroupSpec& group, RunTraits& traits) {
   const KVCacheSpec& spec = group.spec;
   const bool has_states = is_state_kind(spec.kind);
@@ -219,6 +229,8 @@ void add_kind(const KVCacheGroupSpec& group, RunTraits& traits) {
 
 }  // namespace
 
+// Traits that depend on more than one group are collected here: several sinks, windows of different
+// lengths.
 RunFacts facts_of(const EngineConfig& config, std::span<const KVCacheGroupSpec> groups) {
   RunFacts facts{find_engine_profile(config.engine), {}};
   RunTraits& traits = facts.traits;
@@ -246,11 +258,13 @@ RunFacts facts_of(const EngineConfig& config, std::span<const KVCacheGroupSpec> 
 
 namespace {
 
+// A row that names releases does not apply to an engine without a profile.
 bool applies(const CompatibilityRow& row, const RunFacts& facts) {
   return facts.traits.has_all_of(row.with) && !facts.traits.has_any_of(row.without) &&
          (row.of == nullptr || (facts.engine != nullptr && row.of(*facts.engine)));
 }
 
+// Null: the run is supported. Rows of decisions do not apply where another engine decides.
 const CompatibilityRow* first_row(const RunFacts& facts, bool with_memory) {
   for (const CompatibilityRow& row : compatibility()) {
     if (row.scope == memory && !with_memory) continue;
@@ -260,6 +274,7 @@ const CompatibilityRow* first_row(const RunFacts& facts, bool with_memory) {
   return nullptr;
 }
 
+// Rows of memory do not refuse the decisions: a run without a backend is possible.
 Result<void> answer(const RunFacts& facts, const CompatibilityRow* row) {
   if (row == nullptr) return {};
   LS_CHECK(applies(*row, facts), "row {} does not apply", row->name);
@@ -278,6 +293,7 @@ Result<void> supported_with_memory(const RunFacts& facts) {
   return answer(facts, first_row(facts, true));
 }
 
+// "A with B and C without D: words". Traits are named in the order of the enumerators.
 std::string text_of(const CompatibilityRow& row, std::string_view engine) {
   std::string text;
   int num_named = 0;

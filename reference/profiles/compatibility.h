@@ -1,11 +1,11 @@
-// What may meet in one run. One table has a row for each combination that an engine refuses, that
-// Lockstep does not model, or that makes no sense. Every command, the generator and
-// docs/reference/compatibility.md read it.
+// Combinations that a run may not have. One table has a row for each combination that an engine
+// refuses, that Lockstep does not model, or that makes no sense. Every command, the generator and
+// docs/reference/compatibility.md read it, so all of them refuse the same runs for the same reason.
 //
 // Invariants
 // (1) A row reads the traits of a run and the profile of its engine, nothing else.
 // (2) The first row that applies gives the reason.
-// (3) Rows of decisions apply where the model decides, rows of memory where a backend runs.
+// (3) Rows of decisions apply if the model decides, rows of memory if a backend runs.
 //
 // Not here: limits of single values (limits.h), sizes that must divide each other (block_sizes.h),
 // the shape of a plan (page_groups.h, rank_plan.h).
@@ -23,9 +23,11 @@
 
 namespace lockstep {
 
-// Of caches, engines, ranks, connectors, what decides and what runs. cached_prefixes: hits end in
-// them. unshared_rows: context parallel ranks do not hold them together. other_parts: HiSparse's
-// workers are not combined with them.
+// Traits of a run: of its caches, engine, ranks, connector, decision source and backend. The text
+// is what messages call the trait. Three need more than their text:
+// - cached_prefixes: caches in which a hit may end, so the tokens before it are not computed again.
+// - unshared_rows: rows that context parallel ranks do not hold together.
+// - other_parts: connector parts that cannot run next to the workers of host pages.
 #define LS_RUN_TRAITS(X)                                                             \
   X(states, "states")                                                                \
   X(states_in_mode_all, "states in cache mode all")                                  \
@@ -82,10 +84,12 @@ enum class RunTrait : std::uint8_t { LS_RUN_TRAITS(LS_RUN_TRAIT) };
 using RunTraits = EnumSet<RunTrait>;
 std::string_view name_of(RunTrait trait);
 
+// The traits of one run, and its engine.
 struct RunFacts {
-  const EngineProfile* engine = nullptr;  // null: it has no profile
+  const EngineProfile* engine = nullptr;  // null: an engine without a profile
   RunTraits traits;
 
+  // The same run with more traits.
   RunFacts with(RunTraits more) const {
     RunFacts facts = *this;
     facts.traits.add(more);
@@ -93,34 +97,42 @@ struct RunFacts {
   }
 };
 
+// One combination. `name` identifies it in tests and in the page of combinations.
 struct CompatibilityRow {
   enum class Scope : std::uint8_t { run, decisions, memory };
   enum class Reason : std::uint8_t {
     engine,        // the engine refuses it
-    not_modelled,  // by Lockstep
+    not_modelled,  // Lockstep does not model it
     impossible
   };
   std::string_view name;
   Scope scope;
   Reason reason;
+  // Applies to runs with all traits of `with`, none of `without`, on the releases that `of`
+  // accepts.
   RunTraits with;                              // all of them
   RunTraits without;                           // none of them
   bool (*of)(const EngineProfile&) = nullptr;  // null: every release
-  std::string_view words;  // why, and what to do; {engine}: the profile, {modelled}: releases that
-                           // are modelled with connectors
+  // The reason and what to do. {engine}: the profile's name; {modelled}: the releases that are
+  // modelled with connectors.
+  std::string_view words;
 };
+// All rows, in the order in which they are checked.
 std::span<const CompatibilityRow> compatibility();
 std::string_view name_of(CompatibilityRow::Reason reason);
 
-// What an engine's options and groups say.
+// The traits that follow from an engine's options and groups. The caller adds those of the run
+// (connector, ranks, backend).
 RunFacts facts_of(const EngineConfig& engine, std::span<const KVCacheGroupSpec> groups);
 
-// Refused: a row that applies to the run as a whole or to the model's decisions.
+// Refuses a run to which a row of scope `run` or `decisions` applies; the error is text_of() the
+// first one.
 Result<void> supported(const RunFacts& facts);
 bool is_supported(const RunFacts& facts);
-// Also what a backend's memory cannot be compared in; its decisions may be supported.
+// Also refuses runs whose memory a backend cannot be compared in; their decisions may be supported,
+// so the error names --backend none.
 Result<void> supported_with_memory(const RunFacts& facts);
-// "rings with a KV connector: ...", of a release by name.
+// The error message of a row for a release: "rings with a KV connector: ...".
 std::string text_of(const CompatibilityRow& row, std::string_view engine);
 
 }  // namespace lockstep

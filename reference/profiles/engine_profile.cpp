@@ -15,6 +15,7 @@ namespace lockstep {
 
 namespace {
 
+// Removes and returns the text before `end`, which is also removed; all of it if `end` is missing.
 std::string_view take_word(std::string_view& text, char end) {
   const std::size_t at = std::min(text.find(end), text.size());
   const std::string_view word = text.substr(0, at);
@@ -22,6 +23,7 @@ std::string_view take_word(std::string_view& text, char end) {
   return word;
 }
 
+// "no, yes": the values that a message lists.
 std::string words_of(const Policy& policy) {
   std::string words;
   for (const PolicyValue& value : policy.values)
@@ -29,6 +31,7 @@ std::string words_of(const Policy& policy) {
   return words;
 }
 
+// Errors: an unknown policy, or a word that is not one of its values.
 Result<void> set_policy(EngineProfile& profile, std::string_view name, std::string_view word) {
   const Policy* policy = find_policy(name);
   if (policy == nullptr) return fail("there is no policy {}; `lockstep engines` lists them", name);
@@ -39,8 +42,8 @@ Result<void> set_policy(EngineProfile& profile, std::string_view name, std::stri
   return {};
 }
 
-// Does nothing if the profile does not show the finding. A repair may expose another finding, so
-// `all` repeats until none is left.
+// Sets the policies that repair a finding, or all findings. Does nothing if the profile does not
+// show the finding. A repair may expose another finding, so `all` repeats until none is left.
 Result<void> repair(EngineProfile& profile, std::string_view which) {
   int number = 0;
   const auto [end, error] = std::from_chars(which.data(), which.data() + which.size(), number);
@@ -66,7 +69,8 @@ Result<void> repair(EngineProfile& profile, std::string_view which) {
   return {};
 }
 
-// The release, and what differs from it in the table's order.
+// The release, then what differs from it, in the table's order: equal profiles have equal names,
+// however they were described.
 std::string canonical_name(const EngineProfile& profile, const EngineProfile& release) {
   std::string name(release.name);
   for (const Policy* policy : differences(profile, release))
@@ -74,14 +78,16 @@ std::string canonical_name(const EngineProfile& profile, const EngineProfile& re
   return name;
 }
 
+// A release without differences, also under the name of an equal patch release.
 const EngineProfile* find_plain(std::string_view name) {
-  // The newest is asked for most.
+  // The newest is looked up most.
   for (const EngineProfile& profile : std::views::reverse(engine_profiles()))
     if (profile.name == name) return &profile;
   const Release* release = find_release(name);
   return release == nullptr ? nullptr : find_plain(release->name);
 }
 
+// Applies the parts of a description from left to right, so a later one wins.
 Result<EngineProfile> made_of(std::string_view description) {
   std::string_view rest = description;
   const std::string_view name = take_word(rest, ',');
@@ -103,6 +109,8 @@ Result<EngineProfile> made_of(std::string_view description) {
 
 }  // namespace
 
+// Releases are static. Other profiles are kept by description, since callers store pointers to
+// them.
 Result<const EngineProfile*> parse_engine(std::string_view description) {
   if (const EngineProfile* release = find_plain(description)) return release;
   static Memo<EngineProfile> made;
@@ -122,6 +130,7 @@ const EngineProfile& engine_profile(std::string_view description) {
   return **profile;
 }
 
+// One token per MTP module, and only with prefix caching: without it no block is hashed.
 std::int32_t hash_lookahead_of(const EngineConfig& config, const EngineProfile& profile) {
   if (config.num_hash_lookahead_tokens != kEngineHashLookahead)
     return config.num_hash_lookahead_tokens;
@@ -131,6 +140,7 @@ std::int32_t hash_lookahead_of(const EngineConfig& config, const EngineProfile& 
              : 0;
 }
 
+// 0, not kEngineHashLookahead: a stated value, which hash_lookahead_of() returns.
 EngineConfig beside_connector(EngineConfig config) {
   if (config.spec_method == SpecMethod::eagle) config.num_hash_lookahead_tokens = 0;
   return config;

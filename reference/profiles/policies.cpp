@@ -13,12 +13,15 @@ namespace lockstep {
 
 namespace {
 
+// Words of values. A bool has no and yes; an enum has its enumerators, except where users already
+// had other words.
 constexpr std::array kNoYes = std::to_array<PolicyValue>({{"no", 0}, {"yes", 1}});
 
 constexpr std::array kLoadsLeaveRoom =
     std::to_array<PolicyValue>({{"no", 0}, {"yes", 1}, {"to_all", 2}});
 constexpr std::array kSyncRows = std::to_array<PolicyValue>({{"4", 4}, {"7", 7}});
 
+// The enumerators of E in order, each with its spelling (base/names.h).
 template <class E>
 constexpr auto kValues = [] {
   std::array<PolicyValue, kWords<E>.size()> values{};
@@ -27,6 +30,7 @@ constexpr auto kValues = [] {
   return values;
 }();
 
+// The words of a field's type.
 template <class T>
 std::span<const PolicyValue> values_of() {
   if constexpr (std::is_same_v<T, bool>)
@@ -39,7 +43,8 @@ std::span<const PolicyValue> values_of() {
     return kSyncRows;
 }
 
-// What the first release has, and what later ones changed it to.
+// The value of the oldest release, and the changes since. Example: {false, {{"vllm-0.31.0", true}}}
+// is false before 0.31.0 and true since.
 template <class T>
 struct History {
   struct Change {
@@ -51,9 +56,12 @@ struct History {
   std::vector<Change> changes;
 };
 
+// Only its return type is used: the type of the field that a pointer to member names.
 template <class T>
 T member_type(T EngineProfile::*);
 
+// Builds the row of one field. Values are stored as integers, so that one table holds bools, enums
+// and counts.
 template <auto member>
 Policy row(std::string_view name, std::string_view chapter,
            History<decltype(member_type(member))> history, std::string_view effect,
@@ -76,6 +84,7 @@ Policy row(std::string_view name, std::string_view chapter,
   return policy;
 }
 
+// Headings of docs/reference/releases.md.
 constexpr std::string_view kBlocks = "Blocks";
 constexpr std::string_view kCache = "Prefix cache";
 constexpr std::string_view kRanks = "Context parallelism";
@@ -84,8 +93,10 @@ constexpr std::string_view kScheduler = "Scheduler";
 constexpr std::string_view kConnector = "KV connectors";
 constexpr std::string_view kRepairs = "Repairs";
 
+// A row whose name is the field's.
 #define LS_POLICY(field, ...) row<&EngineProfile::field>(#field, __VA_ARGS__)
 
+// Allocation, release and zeroing of blocks.
 std::vector<Policy> of_blocks() {
   return {
       LS_POLICY(freed_blocks, kBlocks,
@@ -123,6 +134,7 @@ std::vector<Policy> of_blocks() {
   };
 }
 
+// What a hit is, and which blocks are published.
 std::vector<Policy> of_prefix_cache() {
   return {
       LS_POLICY(eagle_hits, kCache,
@@ -172,6 +184,7 @@ std::vector<Policy> of_prefix_cache() {
   };
 }
 
+// Which states, windows and ends of prompts are kept for later hits.
 std::vector<Policy> of_kept_prefixes() {
   return {
       LS_POLICY(prompt_ends, kCache,
@@ -210,6 +223,7 @@ std::vector<Policy> of_kept_prefixes() {
   };
 }
 
+// Which engines start with context parallelism, and how long their blocks are.
 std::vector<Policy> of_context_parallelism() {
   return {
       LS_POLICY(shards_by_pcp, kRanks, {true, {{"vllm-0.26.0", false}}},
@@ -221,6 +235,8 @@ std::vector<Policy> of_context_parallelism() {
   };
 }
 
+// Caches and options that a release has. They refuse runs (compatibility.cpp) and decide nothing
+// else.
 std::vector<Policy> of_caches() {
   return {
       LS_POLICY(has_rings, kCaches, {false, {{"vllm-0.33.0", true}}},
@@ -244,6 +260,7 @@ std::vector<Policy> of_caches() {
   };
 }
 
+// Which requests a step schedules, and with how many tokens.
 std::vector<Policy> of_scheduler() {
   return {
       LS_POLICY(state_chunks, kScheduler,
@@ -308,6 +325,7 @@ std::vector<Policy> of_scheduler() {
   };
 }
 
+// Decisions that only a KV connector causes.
 std::vector<Policy> of_connectors() {
   return {
       LS_POLICY(defers_frees, kConnector, {false, {{"vllm-0.24.0", true}}},
@@ -354,6 +372,7 @@ std::vector<Policy> of_connectors() {
   };
 }
 
+// Repairs that no release has, and one count that no schedule shows.
 std::vector<Policy> repairs() {
   return {
       LS_POLICY(state_hits_drop_a_block, kRepairs, {false, {}},
@@ -387,6 +406,7 @@ std::vector<Policy> repairs() {
   };
 }
 
+// This order is the order in profiles' names and in the page of releases.
 std::vector<Policy> make_policies() {
   std::vector<Policy> all;
   for (auto* const chapter :
@@ -398,6 +418,8 @@ std::vector<Policy> make_policies() {
 
 #undef LS_POLICY
 
+// {finding, needs, repairs, needs_connector}. A repair may itself need another finding's repair:
+// profile_without(..., 0) repeats until none is left.
 const std::vector<FindingPolicies>& all_finding_policies() {
   static const std::vector<FindingPolicies> kFindings{
       {1,
@@ -451,6 +473,7 @@ const std::vector<FindingPolicies>& all_finding_policies() {
   return kFindings;
 }
 
+// REQUIRES: the table has the policy and the word.
 std::int64_t value_of(const PolicyIs& is) {
   const Policy* policy = find_policy(is.policy);
   LS_CHECK(policy != nullptr, "no policy {}", is.policy);
@@ -459,6 +482,7 @@ std::int64_t value_of(const PolicyIs& is) {
   return value->value;
 }
 
+// True if the profile meets the condition.
 bool is_so(const EngineProfile& profile, const PolicyIs& is) {
   return (find_policy(is.policy)->get(profile) == value_of(is)) != is.is_other;
 }
@@ -503,11 +527,13 @@ bool is_possible(const EngineProfile& profile, const FindingPolicies& finding) {
                              [&](const PolicyIs& need) { return is_so(profile, need); });
 }
 
+// A finding of loads needs a release whose connectors are modelled.
 bool can_show(const EngineProfile& profile, const FindingPolicies& finding) {
   return is_possible(profile, finding) &&
          (!finding.needs_connector || profile.release->models_connectors);
 }
 
+// An unchanged name means that the profile does not have the finding.
 std::string profile_without(std::string_view description, int finding) {
   const EngineProfile* profile = find_engine_profile(description);
   if (profile == nullptr) return {};

@@ -13,6 +13,7 @@ namespace lockstep {
 
 namespace {
 
+// Releases without and with the options of 0.33.0 share these lists.
 constexpr std::array kNotModelled22 = std::to_array<std::string_view>({
     "KV connectors with state layers; the connectors themselves",
     "encoder inputs among a prompt's tokens; encoder-decoder models and sinks in other releases "
@@ -38,7 +39,8 @@ constexpr std::array kNotModelled33 = std::to_array<std::string_view>({
     "max_num_scheduled_tokens of the user's own",
 });
 
-// No recordings of these were made with what 0.33.0 alone has.
+// Oldest first. 0.33.0's options (rings, bounded replay, checkpoints) have recordings of that
+// release only.
 constexpr std::array kReleases = std::to_array<Release>({
     {"vllm-0.20.2", "", PageFormat::keys_first, false, DraftRunner::unknown, kNotModelled22},
     {"vllm-0.21.0", "", PageFormat::keys_first, false, DraftRunner::unknown, kNotModelled22},
@@ -59,7 +61,8 @@ constexpr std::array kReleases = std::to_array<Release>({
     {"vllm-0.33.0", "", PageFormat::overlaid, true, DraftRunner::second, kNotModelled33},
 });
 
-// Major, minor and patch number of "vllm-0.33.1.dev7+g1a2b3c" or of its version alone.
+// Major, minor and patch number of "vllm-0.33.1.dev7+g1a2b3c", or of its version only. Missing
+// parts are 0, so a name without a number gives {0, 0, 0}.
 std::array<int, 3> numbers_of(std::string_view version) {
   if (const auto dash = version.find('-'); dash != std::string_view::npos)
     version.remove_prefix(dash + 1);
@@ -75,6 +78,8 @@ std::array<int, 3> numbers_of(std::string_view version) {
   return numbers;
 }
 
+// Each release starts from the previous one and applies its own changes, so a row of policies.cpp
+// lists only changes.
 std::vector<EngineProfile> make_profiles() {
   std::vector<EngineProfile> profiles;
   for (const Release& release : kReleases) {
@@ -124,6 +129,7 @@ const Release& nearest_release(std::string_view version) {
   return *nearest;
 }
 
+// Fails only if kReleases has no such release: a programmer's error.
 const EngineProfile& connector_profile() {
   const auto oldest = std::ranges::find_if(engine_profiles(), [](const EngineProfile& profile) {
     return profile.release->models_connectors;
@@ -166,6 +172,7 @@ std::string_view name_of(PageFormat format) {
   return {};
 }
 
+// 0.22.1's own format is the planner's: nothing differs.
 std::string why_pages_differ(const Release& release) {
   if (release.page_format == PageFormat::keys_first) return {};
   return fmt::format("pages as {} lays them out ({}): they are planned as 0.22.1 plans them",
