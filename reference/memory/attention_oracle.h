@@ -1,21 +1,24 @@
-// Softmax attention as plain loops in double precision: what an fp32 kernel must come close to.
+// Softmax attention as plain loops in double precision: the result that an fp32 kernel must come
+// close to, and how close.
 //
-// The tolerance is a worst case, from the number of operations: with u = 2^-24 and all |q|, |k|,
-// |v| <= 1,
+// The tolerance is a worst case that follows from the number of operations. With u = 2^-24 and all
+// |q|, |k|, |v| <= 1:
 //   a score q.k / sqrt(d) of d products is off by at most (d + 2) * sqrt(d) * u,
 //   a weight exp(s - max) therefore by a factor 1 +- (2 * score error + 4u),
 //   the two sums over n positions by n * u each, and their quotient by 2u,
 // so an output, a mean of numbers within +-1, is off by at most twice the sum of these.
 //
-// Real numbers are attended to by another kernel, whose sums go in tiles of 32 keys, in splits
-// of no less: with T of each at most, every tile and split rescales by a factor off by 4u, a weight
-// is off by u times the range R of the scores besides, and the scale of an 8-bit cache is a product
-// more. Its |k| and |v| are at most kStoredMax, what 1 / scale rounds up to. With |score| at most
-// kStoredMax sqrt(d),
+// Real numbers are attended to by another kernel. It sums in tiles of 32 keys, within splits of at
+// least 32. With at most T tiles and T splits, every tile and split rescales by a factor that is
+// off by 4u, a weight is also off by u times the range R of the scores, and the scale of an 8-bit
+// cache is one more product. Its |k| and |v| are at most kStoredMax, since 1 / scale rounds up.
+// With |score| at most kStoredMax sqrt(d), the bound is
 //   2 ((d + 4) kStoredMax sqrt(d) + 4 (2 T + 1) + 2 kStoredMax sqrt(d) + n + 4) u kStoredMax.
 //
 // A kernel with queries of 16 bits also rounds its weights, which enter a sum and its divisor, and
-// its output to them: 3 kStoredMax half steps more, 2^-9 of bf16, 2^-12 of fp16.
+// its output to 16 bits: 3 kStoredMax half steps more, of 2^-9 for bf16 and 2^-12 for fp16.
+//
+// Not checked here: which positions a query reads, and the comparison itself (sim/check/).
 #pragma once
 
 #include <cstdint>
@@ -27,26 +30,29 @@
 
 namespace lockstep {
 
-// e5m2 has 96, 112 and 128 where 1 / scale is 107.5 at least and 123.5 at most; the scale of 16
-// elements of nvfp4 is up to 1/16 too large, and a step of int4 up to 2/15.
+// The largest stored |k| or |v|. e5m2 has the numbers 96, 112 and 128, where 1 / scale is between
+// 107.5 and 123.5. The scale of 16 elements of nvfp4 is up to 1/16 too large, and a step of int4 up
+// to 2/15.
 inline constexpr double kStoredMax = 1.07;
 
-// Whether the layer's rows are numbers within +-1 that attention can be worked out from.
+// True if the layer's rows are numbers within +-1 that attention can be computed from. False for
+// states, hidden states, and bytes without a number format.
 bool has_attention_oracle(const ModelLayer& layer);
 
-// [num_kv_heads * queries_per_kv, head_size] for the query of content `query` over `contents`, the
-// contents of the positions that it reads. REQUIRES: has_attention_oracle(layer), contents not
-// empty.
+// The attention output [num_kv_heads * queries_per_kv, head_size] of the query with content `query`
+// over `contents`, the contents of the positions that it reads, in order. Query head h reads KV
+// head h / queries_per_kv. REQUIRES: has_attention_oracle(layer), contents not empty.
 std::vector<double> attention_output(const ModelLayer& layer, std::span<const ContentId> contents,
                                      ContentId query, std::int32_t queries_per_kv,
                                      DType query_dtype = DType::fp32);
 
+// The maximum absolute error of an output element: rows as generated, and rows of real numbers.
 double attention_tolerance(std::int64_t head_size, std::int64_t positions);
 double real_attention_tolerance(std::int64_t head_size, std::int64_t positions);
-// What a kernel with queries of this dtype adds to either.
+// The error that a kernel with queries of this dtype adds to either; 0: fp32.
 double rounding_tolerance(DType query_dtype);
 
-// Element i of a row as a number.
+// Element i of a row of words, as a number. REQUIRES: a floating-point dtype.
 double row_element(std::uint64_t key, std::int64_t i, DType dtype);
 
 }  // namespace lockstep

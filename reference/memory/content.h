@@ -1,10 +1,11 @@
-// What the bytes of a cache stand for: the rules of sim/protocol/backend.h as the model works them
-// out, word by word. Content ids are functions of the token prefix alone (salts and extra keys
+// The meaning of the bytes of a cache: the rules of sim/protocol/backend.h as the model computes
+// them, word by word. Content ids are functions of the token prefix only (salts and extra keys
 // change which blocks may be shared, never what a layer computes), so equal prefixes give equal
-// bytes wherever they lie.
+// bytes wherever they are stored.
 //
 // (1) Every function is pure and exact in 64 bits; signed arithmetic never wraps.
-// (2) A row of n bytes is its words in order, little-endian, the last one cut short.
+// (2) A row of n bytes consists of its words in order, little-endian, the last one truncated.
+// (3) The backend implements the same rules on its own: this file is not part of cuda_backend.
 #pragma once
 
 #include <algorithm>
@@ -17,27 +18,30 @@
 
 namespace lockstep {
 
+// The content of a token's position: a hash of all tokens up to and including it.
 using ContentId = std::uint64_t;
 
+// Odd constants of rules (1) and (2): multiples of an odd number are distinct modulo 2^64.
 inline constexpr std::uint64_t kWordStep = 0x9E3779B97F4A7C15ull;
 inline constexpr std::uint64_t kStateStep = 0xD1342543DE82EF95ull;
 
 constexpr std::uint64_t mix(std::uint64_t x) { return splitmix64(x); }
 
-// The content of the empty prefix, and of a prefix with one token more.
+// The content of the empty prefix ("Lockstep" in ASCII), and of a prefix with one more token.
 inline constexpr ContentId kEmptyPrefix = 0x4C6F636B73746570ull;
 constexpr ContentId next_content(ContentId prefix, std::int32_t token) {
   return mix(std::rotl(prefix, 23) ^ mix(static_cast<std::uint32_t>(token)));
 }
 
-// Rule (22): row i of the sinks.
+// Rule (22): the content of row i of the sinks.
 constexpr ContentId sink_content(std::int64_t i) {
   return mix(0x73696E6B00000000ull + static_cast<std::uint64_t>(i));
 }
 
-// Which row of a token: part 0 = K (the only one of MLA and hidden states), 1 = V, 2 = Q; state
-// tensor s is part 16 + s of head 0, or of the rank's number where tensor parallelism cuts it.
-// `layer` counts the layers of the whole plan group by group, `head` those of the whole model.
+// The coordinate of a row. part 0 is K (the only row of MLA and hidden states), 1 is V, 2 is Q.
+// State tensor s is part 16 + s of head 0, or of the rank's number if tensor parallelism splits it.
+// `layer` counts the layers of the whole plan group by group, `head` those of the whole model, so
+// all ranks agree on a row. REQUIRES: part and head fit 16 bits, layer fits 32.
 constexpr std::uint64_t coordinate(std::int64_t layer, std::int64_t part, std::int64_t head) {
   return mix(static_cast<std::uint64_t>(layer) << 32 | static_cast<std::uint64_t>(part) << 16 |
              static_cast<std::uint64_t>(head));
@@ -47,12 +51,18 @@ inline constexpr std::int64_t kPartV = 1;
 inline constexpr std::int64_t kPartQ = 2;
 inline constexpr std::int64_t kPartState = 16;
 
-// Keeps sign and mantissa of every element and sets its exponent, so that it is in +-[0.5, 1).
-// `stored`: a word is eight stored bytes, made of as many bf16 elements. `by_largest`: likewise,
-// and shape_of_row() states the numbers; the row's scale is at byte scale_at, after as many
-// elements. `by_group`: a word below byte scale_at is 16 elements of four bits; each later word
-// holds the scales of 8 such words. `is_int4`: elements also have four bits, as `int4` defines for
-// the whole row, and its scale follows them.
+// The mapping from random words to elements. The default keeps sign and mantissa of every element
+// and sets its exponent, so that it is in +-[0.5, 1).
+// - `stored`: a word is eight stored bytes, from as many bf16 elements.
+// - `by_largest`: the same, with the numbers that shape_of_row() selects; the row's scale is at
+//   byte scale_at, after as many elements.
+// - `by_group`: a word below byte scale_at is 16 elements of four bits; each later word holds the
+//   scales of 8 such words.
+// - `is_int4`: elements also have four bits, as `int4` defines for the whole row, and its scale
+//   follows them.
+//
+// A layer's shape sets at most one of the four. shape_of_row() then sets `stored` from
+// `by_largest`.
 struct WordShape {
   std::uint64_t keep = ~std::uint64_t{0};
   std::uint64_t set = 0;
@@ -60,10 +70,11 @@ struct WordShape {
   const StoredNumbers* by_largest = nullptr;  // [kMantissas]
   const StoredNumbers* by_group = nullptr;    // [kMantissas]
   bool is_int4 = false;
-  Int4Row int4 = {};                           // of the row
+  Int4Row int4 = {};                           // of the current row
   std::uint64_t scale_at = ~std::uint64_t{0};  // a multiple of 4
   constexpr std::uint64_t operator()(std::uint64_t word) const { return (word & keep) | set; }
 };
+// The masks of rule (1), repeated for every element of a word. int8 and uint8 keep all bits.
 constexpr WordShape word_shape(DType dtype) {
   constexpr std::uint64_t every_2 = 0x0001000100010001ull;
   constexpr std::uint64_t every_4 = 0x0000000100000001ull;
@@ -84,19 +95,20 @@ constexpr WordShape word_shape(DType dtype) {
   }
 }
 
+// The key of one row: token content and coordinate. All words of the row follow from it.
 constexpr std::uint64_t row_key(ContentId content, std::uint64_t coord) {
   return mix(content ^ coord);
 }
-// Of a bf16 element in +-[0.5, 1): its sign and mantissa, in 8 bits.
+// The index of a bf16 element in +-[0.5, 1): its sign and mantissa, in 8 bits.
 constexpr std::size_t bf16_index(std::uint64_t bits) { return (bits >> 8 & 0x80) | (bits & 0x7F); }
 
-// `word` with only its first `count` bytes kept (all of them from 8 on).
+// The first `count` bytes of `word`, the others 0; all of them if count is 8 or more.
 constexpr std::uint64_t first_bytes(std::uint64_t word, std::int64_t count) {
   return count >= 8 ? word : word & ((std::uint64_t{1} << (8 * count)) - 1);
 }
 
-// The shape of one row of a layer. Where rows have scales of their own it follows from the largest
-// of the row's elements.
+// The shape of one row. If rows have their own scales, it follows from the largest of the row's
+// elements, or from its extremes for int4: O(row). Other shapes return unchanged.
 inline Int4Row int4_row_of(std::uint64_t key, std::uint64_t elements);
 inline WordShape shape_of_row(std::uint64_t key, WordShape shape) {
   if (shape.is_int4) shape.int4 = int4_row_of(key, 2 * shape.scale_at);
@@ -109,7 +121,7 @@ inline WordShape shape_of_row(std::uint64_t key, WordShape shape) {
   return shape;
 }
 
-// What the 16 elements of a group are stored as, which follows from the largest of them.
+// The stored numbers of a group of 16 elements, which follow from the largest of them.
 constexpr const StoredNumbers& numbers_of_group(std::uint64_t key, std::uint64_t group,
                                                 WordShape shape) {
   std::uint64_t largest = 0;
@@ -118,11 +130,12 @@ constexpr const StoredNumbers& numbers_of_group(std::uint64_t key, std::uint64_t
       largest = std::max(largest, four & 0x7F);
   return shape.by_group[largest];
 }
-// Element i of the row in bf16, as fp32.
+// Element i of the row in bf16, before quantization, as fp32.
 inline float source_number(std::uint64_t key, std::uint64_t i) {
   const std::uint64_t four = mix(key + (i / 4 + 1) * kWordStep) >> 16 * (i % 4);
   return std::bit_cast<float>(static_cast<std::uint32_t>((four & 0x807F) | 0x3F00) << 16);
 }
+// The scale and zero of a row, from its lowest and highest element.
 inline Int4Row int4_row_of(std::uint64_t key, std::uint64_t elements) {
   float lowest = source_number(key, 0), highest = lowest;
   for (std::uint64_t i = 1; i < elements; ++i) {
@@ -131,6 +144,8 @@ inline Int4Row int4_row_of(std::uint64_t key, std::uint64_t elements) {
   }
   return int4_row(lowest, highest);
 }
+// Word i of an int4 row: two elements per byte, the first in the lower half; then the scale's four
+// bytes; then zeros.
 inline std::uint64_t int4_word(std::uint64_t key, std::uint64_t i, const WordShape& shape) {
   std::uint64_t word = 0;
   for (std::uint64_t byte = 8 * i + 8; byte-- > 8 * i;) {
@@ -144,6 +159,7 @@ inline std::uint64_t int4_word(std::uint64_t key, std::uint64_t i, const WordSha
   }
   return word;
 }
+// Word i of an nvfp4 row: 16 elements of four bits, or the scale bytes of 8 groups.
 constexpr std::uint64_t packed_word(std::uint64_t key, std::uint64_t i, WordShape shape) {
   std::uint64_t word = 0;
   if (8 * i >= shape.scale_at) {
@@ -160,7 +176,7 @@ constexpr std::uint64_t packed_word(std::uint64_t key, std::uint64_t i, WordShap
   return word;
 }
 
-// REQUIRES: a shape_of_row(key, ...).
+// Word i of the row. REQUIRES: shape is shape_of_row(key, ...).
 inline std::uint64_t row_word(std::uint64_t key, std::uint64_t i, WordShape shape) {
   if (shape.is_int4) return int4_word(key, i, shape);
   if (shape.by_group != nullptr) return packed_word(key, i, shape);
@@ -172,28 +188,32 @@ inline std::uint64_t row_word(std::uint64_t key, std::uint64_t i, WordShape shap
     for (int element = 3; element >= 0; --element)
       word = word << 8 | shape.stored->bytes[bf16_index(source >> 16 * element)];
   }
+  // The word in which the scale begins: elements first, then the scale's four bytes.
   if (8 * i + 8 <= shape.scale_at) return word;
   const std::uint64_t elements = shape.scale_at - 8 * i;  // of the word: 4 or none
   const std::uint64_t scale = std::bit_cast<std::uint32_t>(shape.stored->scale);
   return first_bytes(word, static_cast<std::int64_t>(elements)) | scale << 8 * elements;
 }
 
-// Word i of a state tensor after one token more, with step_key = content ^ coordinate.
+// Rule (2): word i of a state tensor after one more token, with step_key = content ^ coordinate.
+// Order matters: a state that skips a token or repeats one differs in every word.
 constexpr std::uint64_t next_state_word(std::uint64_t word, std::uint64_t step_key,
                                         std::uint64_t i) {
   return word * kStateStep + mix(step_key ^ i);
 }
 
-// Content of unwritten bytes: never allocated, allocated again, outside of every page, or allocated
-// again and to be zeroed.
+// The content of unwritten bytes: never allocated; freed and allocated again; outside of every
+// page; allocated again and to be zeroed. Each has its own poison, so a diagnosis names the reason.
 enum class Unwritten : std::uint8_t { fresh = 0, freed = 1, padding = 2, zeroed = 3 };
+// Rule (6): the poison of one page, and word i of it.
 constexpr std::uint64_t poison_key(Unwritten kind, std::int64_t tensor, std::int64_t page) {
   return mix(0x706F69736F6E0000ull + static_cast<std::uint64_t>(kind)) ^
          mix(static_cast<std::uint64_t>(tensor) << 32 | static_cast<std::uint64_t>(page));
 }
 constexpr std::uint64_t poison_word(std::uint64_t key, std::uint64_t i) { return key ^ i; }
 
-// A 128-bit sum over the words of a page: any order, any split.
+// Rule (3): a 128-bit sum over the words of a page, in any order and any split. Subtracting a
+// word's term removes the word.
 struct PageSum {
   std::uint64_t a = 0;
   std::uint64_t b = 0;
@@ -210,13 +230,15 @@ struct PageSum {
   bool operator==(const PageSum&) const = default;
 };
 
-// The keys of word i of a page; pages of all tensors share them.
+// The keys of word i of a page. All tensors share them: a page's number is not in its sum.
 struct WordKeys {
   std::uint64_t k = 0;
   std::uint64_t m = 0;
 };
 constexpr WordKeys word_keys(std::uint64_t i) { return {mix(2 * i), mix(2 * i + 1)}; }
 
+// The term of one word: 32-bit halves plus key halves, multiplied, plus the word. The product makes
+// swapped or shifted words visible.
 constexpr PageSum page_term(std::uint64_t word, WordKeys keys) {
   const auto low = static_cast<std::uint32_t>(word);
   const auto high = static_cast<std::uint32_t>(word >> 32);
@@ -228,7 +250,8 @@ constexpr PageSum page_term(std::uint64_t word, WordKeys keys) {
   return {product(keys.k) + word, product(keys.m) + std::rotl(word, 32)};
 }
 
-// Attention digests: a row's own digest, and how it counts at its place in the sequence.
+// Rule (4): attention digests. A row's digest is the sum of its words' terms; placed_digest() adds
+// its position in the sequence.
 constexpr std::uint64_t row_digest_term(std::uint64_t word, std::uint64_t i) {
   return mix(word ^ (i + 1) * kWordStep);
 }
@@ -239,7 +262,7 @@ constexpr std::uint64_t placed_digest(std::uint64_t row_digest, std::int64_t pos
                  static_cast<std::uint64_t>(part) << 15 | static_cast<std::uint64_t>(head)));
 }
 
-// The words of n bytes.
+// Words of n bytes, the last one possibly in part.
 constexpr std::int64_t num_words(std::int64_t size_bytes) { return (size_bytes + 7) / 8; }
 
 }  // namespace lockstep
