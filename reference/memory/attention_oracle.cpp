@@ -12,8 +12,8 @@
 namespace lockstep {
 namespace {
 
-// What a shaped element is worth, as a double: its exponent says [0.5, 1), which is 1022 there;
-// sign and mantissa keep their place at the top of their fields.
+// The value of a shaped element as a double: its number is in +-[0.5, 1), whose exponent field is
+// 1022. Sign and mantissa move to the top of their fields.
 template <int kExponentBits, int kMantissaBits>
 double shaped_number(std::uint64_t bits) {
   const std::uint64_t mantissa = bits & ((std::uint64_t{1} << kMantissaBits) - 1);
@@ -22,7 +22,7 @@ double shaped_number(std::uint64_t bits) {
                                mantissa << (52 - kMantissaBits));
 }
 
-// Element: an unsigned integer of the element's size.
+// Decodes a row of words in pieces. Element: an unsigned integer of the element's size.
 template <class Element, int kExponentBits, int kMantissaBits>
 void decode_words(std::uint64_t key, const WordShape& shape, std::span<double> row) {
   static_assert(8 * sizeof(Element) == 1 + kExponentBits + kMantissaBits);
@@ -39,7 +39,7 @@ void decode_words(std::uint64_t key, const WordShape& shape, std::span<double> r
   }
 }
 
-// A whole row, word by word.
+// Decodes a row of words in a floating-point dtype.
 void decode_row(std::uint64_t key, DType dtype, std::span<double> row) {
   const WordShape shape = word_shape(dtype);
   switch (dtype) {
@@ -58,7 +58,7 @@ void decode_row(std::uint64_t key, DType dtype, std::span<double> row) {
   }
 }
 
-// A row of the layer as attention gets it from the cache.
+// Decodes a row of the layer as attention reads it from the cache: quantized and read back.
 void decode_row(std::uint64_t key, const ModelLayer& layer, std::span<double> row) {
   if (layer.latent != LatentFormat::none) return decode_latent_row(key, layer.latent, row);
   const WordShape shape = shape_of_row(key, layer.words);
@@ -75,7 +75,7 @@ void decode_row(std::uint64_t key, const ModelLayer& layer, std::span<double> ro
   }
 }
 
-// Dot products of one row with kRowsAtOnce consecutive rows, each a sum in order. Together they
+// Dot products of one row with kRowsAtOnce consecutive rows, each a sum in order. Independent sums
 // hide the latency of an addition.
 constexpr std::size_t kRowsAtOnce = 8;
 using Dots = std::array<double, kRowsAtOnce>;
@@ -94,6 +94,7 @@ double row_element(std::uint64_t key, std::int64_t i, DType dtype) {
   return row.back();
 }
 
+// Integer caches have values only with a scale (`stored`, by row, by group or int4).
 bool has_attention_oracle(const ModelLayer& layer) {
   return layer.num_kv > 0 && !is_hidden_state(layer.kind) &&
          (layer.latent != LatentFormat::none || layer.words.stored != nullptr ||
@@ -101,6 +102,8 @@ bool has_attention_oracle(const ModelLayer& layer) {
           layer.words.is_int4 || (layer.dtype != DType::int8 && layer.dtype != DType::uint8));
 }
 
+// Per KV head: scores of all its query heads, softmax with the maximum subtracted, then the mean of
+// V. MLA uses the latent as K and V.
 std::vector<double> attention_output(const ModelLayer& layer, std::span<const ContentId> contents,
                                      ContentId query, std::int32_t queries_per_kv,
                                      DType query_dtype) {
@@ -151,6 +154,8 @@ std::vector<double> attention_output(const ModelLayer& layer, std::span<const Co
   return output;
 }
 
+// The bound of the header for rows as generated: scores enter twice, once in the weight and once in
+// its divisor.
 double attention_tolerance(std::int64_t head_size, std::int64_t positions) {
   const double u = std::ldexp(1.0, -24);
   const auto d = static_cast<double>(head_size);

@@ -15,6 +15,7 @@
 namespace lockstep {
 namespace {
 
+// The reason why the model has no bytes for the group; absent: it has.
 std::optional<std::string> why_not_modelled(const KVCacheGroupSpec& group) {
   const KVCacheSpec& spec = group.spec;
   if (keeps_nothing(spec.kind))
@@ -26,6 +27,8 @@ std::optional<std::string> why_not_modelled(const KVCacheGroupSpec& group) {
   return std::nullopt;
 }
 
+// Copies what the rows need from spec, plan and rank, and computes the coordinate of each part and
+// head. Coordinates count layers and heads of the whole model, so ranks agree on rows.
 ModelLayer make_layer(std::int32_t index, std::int32_t group, const std::string& name,
                       const KVCacheSpec& spec, LayerMemory memory, const LayerShare& share) {
   ModelLayer layer;
@@ -51,13 +54,15 @@ ModelLayer make_layer(std::int32_t index, std::int32_t group, const std::string&
   return layer;
 }
 
-// K and V apart in one tensor.
+// True if the layer keeps K and V apart in one tensor.
 bool is_split(const ModelLayer& layer) {
   return layer.memory.regions.size() > 1 && !layer.is_spread();
 }
 
 }  // namespace
 
+// Tensors are numbered as in the plan, and `begin` counts bytes over all of them. Host pages become
+// layers with rows first (with_page_rows()).
 Result<MemoryModel> MemoryModel::create(const KVCacheConfig& given, AttentionBackend backend,
                                         CacheLayout layout, LayoutRule rule,
                                         std::int64_t num_host_blocks, Numbers numbers,
@@ -91,6 +96,8 @@ Result<MemoryModel> MemoryModel::create(const KVCacheConfig& given, AttentionBac
   return model;
 }
 
+// Layers in the order of the plan. The memory plan has no entry for layers of the page source, so
+// `next` advances only for others.
 Result<void> MemoryModel::add_layers(const KVCacheConfig& plan, const MemoryPlan& memory,
                                      std::span<const LayerShare> shares) {
   auto next = memory.layers.begin();
@@ -146,7 +153,8 @@ Result<void> MemoryModel::add_layers(const KVCacheConfig& plan, const MemoryPlan
   return {};
 }
 
-// Rows of a hot region are copies of those of the resident layer.
+// The share of the resident layer of the same source: rows of a hot region are copies of its rows,
+// and must have the same coordinates.
 LayerShare MemoryModel::resident_share(const std::string& hot_layer) const {
   const std::string name = source_layer_of(hot_layer);
   const auto at = std::ranges::find_if(layers_, [&](const ModelLayer& layer) {
@@ -156,7 +164,9 @@ LayerShare MemoryModel::resident_share(const std::string& hot_layer) const {
   return at->share;
 }
 
-// Rows that begin and end on words of their page can be exchanged in its sum one by one.
+// Marks layers whose rows begin and end on words of their page: such a row can be exchanged in the
+// page's sum on its own. Other rows share words with their neighbours. Also computes the keys of
+// the longest page once, for all pages.
 void MemoryModel::set_alignment() {
   std::int64_t words = 0;
   for (const Tensor& tensor : tensors_) {
@@ -180,13 +190,14 @@ void MemoryModel::begin_step(std::int64_t step) {
   written_.clear();
   written_hosts_.clear();
   written_sorted_ = true;
-  // A page counts as written if its epoch is the step's: no step clears the marks of all pages,
-  // except when the counter wraps.
+  // A page counts as written if its epoch is the step's: no step has to clear the marks of all
+  // pages, except when the counter wraps.
   if (++epoch_ != 0) return;
   for (Tensor& tensor : tensors_) std::ranges::fill(tensor.written_in, 0u);
   epoch_ = 1;
 }
 
+// One use is the caller's, until retire_writer().
 WriterId MemoryModel::add_writer(std::string_view name) {
   WriterId id = static_cast<WriterId>(writers_.size());
   if (free_writers_.empty()) {
@@ -200,12 +211,13 @@ WriterId MemoryModel::add_writer(std::string_view name) {
 }
 
 void MemoryModel::retire_writer(WriterId writer) {
-  // Its name stays as long as a slot refers to it: a diagnosis names writers of finished requests.
+  // The name stays as long as content refers to it: a diagnosis names writers of finished requests.
   LS_CHECK(writers_[writer].live, "writer {}", writer);
   writers_[writer].live = false;
   release(writer);
 }
 
+// The id is free after its last use.
 void MemoryModel::release(WriterId writer) {
   if (writer == kNobody) return;
   LS_CHECK(writers_[writer].uses > 0, "writer {}", writer);
@@ -216,6 +228,7 @@ std::string_view MemoryModel::writer_name(WriterId writer) const {
   return writer == kNobody ? std::string_view("nobody") : writers_[writer].name;
 }
 
+// Each page is listed once per step, however many rows are written to it.
 void MemoryModel::touch(std::int32_t tensor, std::int64_t page) {
   std::uint32_t& epoch = tensors_[tensor].written_in[page];
   if (epoch == epoch_) return;
@@ -224,6 +237,7 @@ void MemoryModel::touch(std::int32_t tensor, std::int64_t page) {
   written_sorted_ = false;
 }
 
+// Sorted on demand, so that the comparison does not depend on the order of the writes.
 std::span<const ModelPage> MemoryModel::written_pages() {
   if (!written_sorted_) std::ranges::sort(written_);
   written_sorted_ = true;
@@ -237,7 +251,8 @@ void MemoryModel::pages_of(BlockId block, std::vector<ModelPage>& pages) const {
       pages.push_back({t, index_of(block)});
       continue;
     }
-    // Half pages: K of block b is half b of the tensor, V is half num_blocks + b.
+    // A tensor with K and V apart consists of half pages: K of block b is half b, V is half
+    // num_blocks + b. With 3 blocks, block 1 has halves 1 and 4: pages 0 and 2.
     const std::int64_t first = index_of(block) / 2;
     const std::int64_t second = (num_blocks_ + index_of(block)) / 2;
     pages.push_back({t, static_cast<std::int32_t>(first)});
@@ -245,7 +260,7 @@ void MemoryModel::pages_of(BlockId block, std::vector<ModelPage>& pages) const {
   }
 }
 
-// Every page with bytes of the block was written as a whole: its sum is worked out when asked for.
+// Marks every page with bytes of the block: its sum is computed when fingerprint() needs it.
 void MemoryModel::invalidate(BlockId block) {
   std::vector<ModelPage> pages;
   pages_of(block, pages);
@@ -255,6 +270,7 @@ void MemoryModel::invalidate(BlockId block) {
   }
 }
 
+// The slots stay allocated: the block is usually written again.
 void MemoryModel::forget_content(BlockContent& block) {
   for (SlotContent& slot : block.slots) {
     release(slot.writer);
@@ -265,6 +281,7 @@ void MemoryModel::forget_content(BlockContent& block) {
   block.loaded.reset();
 }
 
+// Content of every group goes, since the block may be another group's next.
 void MemoryModel::poison(BlockId id, Unwritten kind) {
   BlockContent& block = blocks_[id];
   forget_content(block);
@@ -275,6 +292,7 @@ void MemoryModel::poison(BlockId id, Unwritten kind) {
   invalidate(id);
 }
 
+// Only the group's bytes: padding and bytes of other layers keep the block's base.
 void MemoryModel::zero(std::int32_t group, BlockId id) {
   BlockContent& block = blocks_[id];
   LS_CHECK(block.group == -1 || block.group == group, "block {} of group {} zeroed for group {}",
@@ -285,6 +303,7 @@ void MemoryModel::zero(std::int32_t group, BlockId id) {
   touch_layers(group, id);
 }
 
+// slots is allocated with the first write: most blocks of a large pool are never written.
 void MemoryModel::write_token(std::int32_t group, BlockId id, std::int64_t slot_offset,
                               ContentId content, WriterId writer, std::int64_t position,
                               std::int32_t lane) {
@@ -313,12 +332,14 @@ void MemoryModel::write_token(std::int32_t group, BlockId id, std::int64_t slot_
           .step = step_};
 }
 
+// Sinks fill blocks 1 to num_sinks / block_size.
 bool MemoryModel::holds_sinks(BlockId block) const {
   return std::ranges::any_of(groups_, [&](const Group& group) {
     return index_of(block) >= 1 && index_of(block) * group.block_size <= group.num_sinks;
   });
 }
 
+// One writer for all sinks of a group. It is never retired.
 std::optional<std::string> MemoryModel::write_sinks() {
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     Group& group = groups_[g];
@@ -336,6 +357,8 @@ std::optional<std::string> MemoryModel::write_sinks() {
   return std::nullopt;
 }
 
+// Keeps the page's sum up to date in O(row): subtracts the terms of the row's old words and adds
+// those of the new ones. The old words are the previous token's, zeros, or poison.
 void MemoryModel::write_row(const ModelLayer& layer, const BlockContent& block, BlockId id,
                             std::int64_t row, const SlotContent& old, ContentId now) {
   const ContentId old_content = row_content(layer.tokens_per_state, old.content, row);
@@ -345,9 +368,9 @@ void MemoryModel::write_row(const ModelLayer& layer, const BlockContent& block, 
       const PagedByte at = place_of(layer, layer.memory.row_begin(id, kv, row, head));
       const auto [index, page] = at.page;
       Tensor& tensor = tensors_[index];
-      touch(index, page);  // all of a block's pieces
-      // A row that shares words with another, and bytes that came from the host, have no term of
-      // their own in the sum: the next fingerprint() sums the whole page.
+      touch(index, page);  // also if only a piece of the row is there
+      // A row that shares words with another, and bytes from the host, have no term of their own in
+      // the sum: the next fingerprint() sums the whole page.
       if (!layer.words_aligned || block.loaded != nullptr) tensor.known[page] = 0;
       if (!tensor.known[page]) continue;
       const std::uint64_t coord = layer.coords[kv * layer.num_kv_heads + head];
@@ -375,6 +398,7 @@ void MemoryModel::write_row(const ModelLayer& layer, const BlockContent& block, 
   }
 }
 
+// An unknown sum costs one image of the page; image_ keeps its memory.
 PageSum MemoryModel::fingerprint(ModelPage page) {
   Tensor& tensor = tensors_[page.tensor];
   const auto index = static_cast<std::size_t>(page.index);
@@ -392,6 +416,7 @@ const BlockContent& MemoryModel::block(BlockId id) const {
   return blocks_[id];
 }
 
+// A block of another group has no slots here, whatever its tables claim.
 const SlotContent* MemoryModel::slot_content(std::int32_t group, BlockId id, std::int64_t offset,
                                              std::int32_t lane) const {
   const BlockContent& content = block(id);

@@ -160,9 +160,9 @@ std::span<std::uint8_t> bytes_of_state(std::vector<std::uint64_t>& words, const 
 // The model of one rank's device memory, and of its host tier.
 class MemoryModel {
  public:
-  // Errors: plans that layout_of() refuses, caches that keep nothing (encoder_only), blocks without
-  // a whole number of rows, and two groups with sinks. `shares`: per layer, if the plan is a rank's
-  // (rank_plan.h); empty: the plan is the whole model's. num_host_blocks 0: no host tier.
+  // Errors: plans that layout_of() refuses, caches that keep nothing (encoder_only), and blocks
+  // without a whole number of rows. `shares`: per layer, if the plan is a rank's (rank_plan.h);
+  // empty: the plan is the whole model's. num_host_blocks 0: no host tier.
   static Result<MemoryModel> create(const KVCacheConfig& given, AttentionBackend backend,
                                     CacheLayout layout, LayoutRule rule,
                                     std::int64_t num_host_blocks = 0,

@@ -1,5 +1,9 @@
-// Whole blocks in the memory model: the host tier and copies, rules (12) and (17) of
-// sim/protocol/backend.h.
+// Whole blocks in the memory model: the host tier and copies of blocks, rules (12) and (17) of
+// sim/protocol/backend.h; and states, rules (2) and (15).
+//
+// A host block has no layout of its own: it holds the bytes of a block of one group, layer by layer
+// and each layer's bytes in ascending order. HostRun maps contiguous bytes of the plan to bytes of
+// the host block. Copies use the same order, so `loaded` of a block reads like a host block.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -14,12 +18,15 @@
 namespace lockstep {
 namespace {
 
+// The tensor number in the poison of host blocks: no plan has that many tensors. More than 4 GiB of
+// host memory is refused, since the model stores every byte of it.
 constexpr std::int64_t kTierAsTensor = std::int64_t{1} << 31;
 constexpr std::int64_t kHostBytesMax = std::int64_t{4} << 30;
 
 }  // namespace
 
-// Where the bytes of a group's block lie, as they follow each other in a host block.
+// Collects the bytes of the group's block 0, in the order of the plan, and merges adjacent pieces.
+// Other blocks follow by the layer's block stride.
 void MemoryModel::add_host_runs(Group& group) {
   for (std::int32_t i = 0; i < group.num_layers; ++i) {
     const ModelLayer& layer = layers_[group.first_layer + i];
@@ -49,7 +56,8 @@ void MemoryModel::add_host_runs(Group& group) {
   }
 }
 
-// The pages of all resident groups follow each other in a host block of the source.
+// A host block of the source holds the pages of all resident groups in sequence. The resident
+// groups' runs get their offset in it.
 void MemoryModel::add_source_runs() {
   Group& source = groups_[source_];
   for (Group& group : groups_) {
@@ -63,6 +71,8 @@ void MemoryModel::add_source_runs() {
   }
 }
 
+// All host blocks have the size of the largest group's block. They start with poison, as fresh
+// device memory does.
 Result<void> MemoryModel::add_host_blocks(std::int64_t count) {
   if (count == 0) return {};
   for (Group& group : groups_) add_host_runs(group);
@@ -86,6 +96,7 @@ Result<void> MemoryModel::add_host_blocks(std::int64_t count) {
   return {};
 }
 
+// The bytes are shared with blocks that load them, so a change replaces the vector.
 void MemoryModel::set_host_bytes(HostContent& host, std::vector<std::uint8_t> bytes) {
   host.sum = page_sum(bytes);
   host.bytes = std::make_shared<const std::vector<std::uint8_t>>(std::move(bytes));
@@ -101,6 +112,7 @@ std::int64_t MemoryModel::host_bytes_of(std::int32_t group) const {
   return groups_[group].host_bytes;
 }
 
+// The run with the largest offset that is not above the byte.
 std::int32_t MemoryModel::host_layer_at(std::int32_t group, std::int64_t byte) const {
   const Group& of = groups_[group];
   LS_CHECK(byte >= 0 && byte < of.host_bytes, "byte {} of {}", byte, of.host_bytes);
@@ -108,7 +120,7 @@ std::int32_t MemoryModel::host_layer_at(std::int32_t group, std::int64_t byte) c
   return of.first_layer + std::prev(after)->layer;
 }
 
-// Everything that the group's layers use in the block was written.
+// Marks every page in which the group's layers use bytes of the block as written.
 void MemoryModel::touch_layers(std::int32_t group, BlockId id) {
   for (const ModelLayer& layer : layers_of(group))
     for (const BlockRegion& region : layer.memory.regions) {
@@ -119,7 +131,7 @@ void MemoryModel::touch_layers(std::int32_t group, BlockId id) {
     }
 }
 
-// What stands for something else from now on. Bytes that the new content does not reach stay.
+// Ends the meaning of a host block. Bytes that the new content does not reach stay, as in memory.
 HostContent& MemoryModel::begin_host_write(std::int32_t group, HostBlockId host) {
   LS_CHECK(index_of(host) >= 0 && index_of(host) < num_host_blocks(), "host block {} of {}",
            index_of(host), num_host_blocks());
@@ -133,6 +145,7 @@ HostContent& MemoryModel::begin_host_write(std::int32_t group, HostBlockId host)
   return target;
 }
 
+// The block's bytes in the order of a host block. Consecutive runs in one page share its image.
 std::vector<std::uint8_t> MemoryModel::block_bytes(std::int32_t group, BlockId block) const {
   const Group& of = groups_[group];
   std::vector<std::uint8_t> bytes;
@@ -150,6 +163,7 @@ std::vector<std::uint8_t> MemoryModel::block_bytes(std::int32_t group, BlockId b
   return bytes;
 }
 
+// Slots and states keep their writers. An open state has no bytes yet: settle_store() adds them.
 std::optional<std::string> MemoryModel::store(std::int32_t group, BlockId id, HostBlockId host) {
   const BlockContent& source = block(id);
   if (source.group != group)
@@ -165,6 +179,7 @@ std::optional<std::string> MemoryModel::store(std::int32_t group, BlockId id, Ho
   return std::nullopt;
 }
 
+// Overwrites the head of the host block; bytes past the group's stay.
 void MemoryModel::settle_store(std::int32_t group, BlockId id, HostBlockId host) {
   HostContent& target = host_blocks_[host];
   const std::vector<std::uint8_t> own = block_bytes(group, id);
@@ -174,6 +189,8 @@ void MemoryModel::settle_store(std::int32_t group, BlockId id, HostBlockId host)
   set_host_bytes(target, std::move(bytes));
 }
 
+// The block takes over slots and state. It keeps the loaded bytes only if they are more than that:
+// rows that were not written, or bytes between rows.
 std::optional<std::string> MemoryModel::load(std::int32_t group, BlockId id, HostBlockId host) {
   const HostContent& source = host_block(host);
   if (id == kNullBlock) return "a load writes to the null block";
@@ -184,6 +201,7 @@ std::optional<std::string> MemoryModel::load(std::int32_t group, BlockId id, Hos
   if (target.group != -1 && target.group != group)
     return fmt::format("block {} is loaded for group {} while it belongs to group {}", index_of(id),
                        group, target.group);
+  // Before forget_content(), which may drop the last reference of the same writer.
   for (const SlotContent& slot : source.slots) use(slot.writer);
   use(source.state.writer);
   forget_content(target);
@@ -200,6 +218,8 @@ std::optional<std::string> MemoryModel::load(std::int32_t group, BlockId id, Hos
   return std::nullopt;
 }
 
+// The target may belong to no group yet; the source must be the group's. Bytes past num_rows rows
+// are copied but do not count as written, so reading them is an error.
 std::optional<std::string> MemoryModel::copy_block(std::int32_t group, BlockId source,
                                                    BlockId target, std::int64_t num_rows) {
   const BlockContent& from = block(source);
@@ -233,6 +253,7 @@ std::optional<std::string> MemoryModel::copy_block(std::int32_t group, BlockId s
   return std::nullopt;
 }
 
+// The rows of `contents` overwrite what was sent: the peer's rows must be those of the same tokens.
 void MemoryModel::fill_host_block(std::int32_t group, HostBlockId host, std::int64_t first_position,
                                   std::span<const ContentId> contents, WriterId writer,
                                   std::span<const std::uint8_t> sent) {
@@ -257,6 +278,7 @@ void MemoryModel::fill_host_block(std::int32_t group, HostBlockId host, std::int
   set_host_bytes(target, std::move(bytes));
 }
 
+// A host block with other content starts without rows. Rows mirrored earlier stay.
 void MemoryModel::mirror_rows(std::int32_t resident, BlockId block, HostBlockId host,
                               std::int64_t first_row, std::int64_t num_rows) {
   HostContent& target = host_blocks_[host];
@@ -281,8 +303,8 @@ void MemoryModel::mirror_rows(std::int32_t resident, BlockId block, HostBlockId 
   set_host_bytes(target, std::move(bytes));
 }
 
-// The rows of a run, which holds whole pieces of rows of one layer; those of `contents` begin at
-// `first_row` of the block.
+// Writes the rows of one run, which holds whole pieces of rows of one layer. `contents` begin at
+// row `first_row` of the block.
 void MemoryModel::draw_rows(const Group& group, const HostRun& run,
                             std::span<const ContentId> contents, std::span<std::uint8_t> bytes,
                             std::int64_t first_row) const {
@@ -304,7 +326,7 @@ void MemoryModel::draw_rows(const Group& group, const HostRun& run,
       }
 }
 
-// Bytes of a block that a load brought and nothing has written since.
+// Writes the bytes of a block that a load brought. draw_layer() then writes newer rows over them.
 void MemoryModel::draw_loaded(ModelPage page, const ModelLayer& layer, BlockId block,
                               std::span<const std::uint8_t> loaded,
                               std::span<std::uint8_t> image) const {
@@ -318,7 +340,7 @@ void MemoryModel::draw_loaded(ModelPage page, const ModelLayer& layer, BlockId b
   }
 }
 
-// The states of the memory model: rules (2) and (15) of sim/protocol/backend.h.
+// States: rules (2) and (15) of sim/protocol/backend.h.
 
 std::span<const std::uint8_t> bytes_of_state(const std::vector<std::uint64_t>& words,
                                              const ModelLayer& layer, std::size_t state) {
@@ -333,6 +355,7 @@ std::span<std::uint8_t> bytes_of_state(std::vector<std::uint64_t>& words, const 
   return {const_cast<std::uint8_t*>(bytes.data()), bytes.size()};
 }
 
+// Each state tensor begins at a word, whatever its size in bytes.
 Result<void> MemoryModel::add_states(const KVCacheSpec& spec, ModelLayer& layer,
                                      Group& group) const {
   for (std::size_t s = 0; s < layer.num_states(); ++s) {
@@ -346,6 +369,8 @@ Result<void> MemoryModel::add_states(const KVCacheSpec& spec, ModelLayer& layer,
   return {};
 }
 
+// Words are copied as they are. Of real numbers, the inputs of convolutions come from another block
+// and offset: after rejected drafts the worker reads them from the last accepted position.
 std::optional<std::string> MemoryModel::copy_state(std::int32_t group, BlockId source,
                                                    BlockId target, BlockId conv_source,
                                                    std::int64_t conv_offset) {
@@ -379,6 +404,7 @@ std::optional<std::string> MemoryModel::copy_state(std::int32_t group, BlockId s
   return std::nullopt;
 }
 
+// Without a settled state the words are read from the page's image: poison, zeros or loaded bytes.
 std::vector<std::uint64_t> MemoryModel::state_words(std::int32_t group, BlockId id) const {
   const BlockContent& content = block(id);
   if (content.group == group && content.state.words != nullptr) return *content.state.words;
@@ -403,7 +429,7 @@ void MemoryModel::settle_state(std::int32_t group, BlockId id, StateWords words)
   content.state.words = std::move(words);
 }
 
-// The words of a group's states, each token by token.
+// Advances the words of all layers' states by the tokens, in order.
 void MemoryModel::advance_words(std::int32_t group, std::span<const ContentId> contents,
                                 std::vector<std::uint64_t>& words) const {
   for (const ModelLayer& layer : layers_of(group)) {
@@ -417,6 +443,8 @@ void MemoryModel::advance_words(std::int32_t group, std::span<const ContentId> c
   }
 }
 
+// Checks that the worker continues the right state: the same group, token count and prefix. Real
+// numbers stay open until settle_state(), since the model has them only within a tolerance.
 std::optional<std::string> MemoryModel::advance_state(std::int32_t group, BlockId source,
                                                       BlockId target, std::int64_t first_position,
                                                       ContentId before,
@@ -455,6 +483,7 @@ std::optional<std::string> MemoryModel::advance_state(std::int32_t group, BlockI
   return std::nullopt;
 }
 
+// States are whole pages, so their sums are computed when needed.
 void MemoryModel::set_state(std::int32_t group, BlockId id, StateContent state) {
   BlockContent& block = blocks_[id];
   LS_CHECK(block.group == -1 || block.group == group, "block {} of group {} written for group {}",

@@ -12,9 +12,11 @@
 namespace lockstep {
 namespace {
 
+// Scales of layers, in turn. With elements in [0.5, 1) they map to numbers of 53 to 124, which
+// every 8-bit format has; a layer that uses another layer's scale gets other bytes.
 constexpr std::array<float, 4> kScales{0.0081f, 0.0085f, 0.0089f, 0.0093f};
 
-// What a pattern of an 8-bit float is worth; NaN where it is none or not finite.
+// The value of a pattern of an 8-bit float; NaN for NaN and infinity.
 template <int kExponentBits, int kMantissaBits>
 double number_of(int pattern) {
   constexpr int kBias = (1 << (kExponentBits - 1)) - 1;
@@ -29,6 +31,7 @@ double number_of(int pattern) {
   return sign * std::ldexp((1 << kMantissaBits) + mantissa, exponent - kBias - kMantissaBits);
 }
 
+// int8 patterns are two's complement.
 double worth_of(DType dtype, int pattern) {
   if (dtype == DType::fp8_e4m3) return number_of<4, 3>(pattern);
   if (dtype == DType::fp8_e5m2) return number_of<5, 2>(pattern);
@@ -43,13 +46,14 @@ Worths worths_of(DType dtype) {
   return worths;
 }
 
-// e2m1 by its list of numbers; bit 3 is the sign.
+// The value of an e2m1 pattern, from the list of its numbers; bit 3 is the sign.
 double worth_of_e2m1(int pattern) {
   constexpr std::array<double, 8> kMagnitudes{0, 0.5, 1, 1.5, 2, 3, 4, 6};
   return pattern < 8 ? kMagnitudes[pattern] : -kMagnitudes[pattern - 8];
 }
 
-// Half of the way to the next number up is its own, if its pattern is even.
+// The nearest e2m1 pattern of a number. Half-way numbers go to the even pattern; larger ones than 6
+// to 6.
 int nearest_e2m1(double x) {
   int best = 0;
   while (best < 7) {
@@ -61,7 +65,8 @@ int nearest_e2m1(double x) {
   return std::signbit(x) ? best + 8 : best;
 }
 
-// The nearest of all; of two as near the even one, of int8 the one farther from zero.
+// The nearest pattern of all; of two equally near the even one, or for int8 the one farther from
+// zero. A binary search finds the neighbours, then the distances decide.
 int nearest_pattern(DType dtype, const Worths& worths, double x) {
   // Worths of one sign rise or fall with their patterns; 0 and 128 are the zeros of floats.
   const int begin = x < 0 ? 128 : 0;
@@ -86,10 +91,11 @@ int nearest_pattern(DType dtype, const Worths& worths, double x) {
   return best;
 }
 
-// A bf16 number of [0.5, 1) by its mantissa.
+// The bf16 number in [0.5, 1) with this mantissa: exact in fp32.
 float magnitude_of(int mantissa) { return 0.5f + static_cast<float>(mantissa) / 256.0f; }
 
-// scaled(x): x in units of the scale, as fp32 has it.
+// The table of a format with one scale. scaled(x): x in units of the scale, in fp32 as a kernel
+// computes it, so both round the same number.
 template <class Scaled>
 StoredNumbers stored_in(DType dtype, float scale, Scaled scaled) {
   StoredNumbers stored;
@@ -107,6 +113,7 @@ StoredNumbers stored_in(DType dtype, float scale, Scaled scaled) {
 
 using Tables = std::array<StoredNumbers, kScales.size()>;
 
+// Elements are divided by the layer's scale, in fp32.
 Tables tables_of(DType dtype) {
   Tables tables;
   for (std::size_t i = 0; i < kScales.size(); ++i)
@@ -114,8 +121,8 @@ Tables tables_of(DType dtype) {
   return tables;
 }
 
-// One scale brings the row's largest element to the format's largest number; what is multiplied
-// with is its reciprocal.
+// One table per largest element: its scale maps that element to the format's largest number.
+// Kernels multiply with the reciprocal of the scale, which rounds differently from a division.
 std::vector<StoredNumbers> rows_of(DType dtype, float largest_number) {
   std::vector<StoredNumbers> rows;
   for (int mantissa = 0; mantissa < kMantissas; ++mantissa) {
@@ -126,7 +133,7 @@ std::vector<StoredNumbers> rows_of(DType dtype, float largest_number) {
   return rows;
 }
 
-// As e2m1, multiplied with `inverse`; a 1 that is stored stands for `unit`.
+// Stores elements as e2m1 after multiplication with `inverse`; a stored 1 stands for `unit`.
 void store_e2m1(float inverse, double unit, StoredNumbers& stored) {
   for (int i = 0; i < 256; ++i) {
     const float magnitude = magnitude_of(i % kMantissas) * inverse;
@@ -136,8 +143,8 @@ void store_e2m1(float inverse, double unit, StoredNumbers& stored) {
   }
 }
 
-// Of groups, whose scales are in units of the layer's. An element is multiplied with the reciprocal
-// of both.
+// One table per largest element of a group. Group scales are in units of the layer's, rounded to
+// e4m3. An element is multiplied with the reciprocal of both.
 std::vector<StoredNumbers> groups_of(float layer_scale) {
   const float per_unit = 1.0f / layer_scale;
   const float sixth = 1.0f / 6.0f, unit = 1.0f / per_unit;
@@ -155,7 +162,7 @@ std::vector<StoredNumbers> groups_of(float layer_scale) {
   return groups;
 }
 
-// The steps of a number line from 0 to 15, of which the farther from zero is nearest half-way.
+// The nearest whole number from 0 to 15; half-way numbers go up.
 int nearest_step(float in_steps) {
   int step = 0;
   while (step < 15 && in_steps + 0.5f >= static_cast<float>(step + 1)) ++step;
@@ -206,6 +213,7 @@ double Int4Row::worth(int stored) const {
   return (stored - zero) * static_cast<double>(read_with);
 }
 
+// One set of tables per layer scale, for layers in turn.
 const StoredNumbers* numbers_by_group(Numbers numbers, KVQuantMode mode, std::int64_t layer) {
   if (numbers == Numbers::words || mode != KVQuantMode::nvfp4) return nullptr;
   static const std::array<std::vector<StoredNumbers>, kScales.size()> groups{
@@ -215,6 +223,8 @@ const StoredNumbers* numbers_by_group(Numbers numbers, KVQuantMode mode, std::in
 
 namespace {
 
+// The loop finds the smallest power of two that is not below the quotient; elements are in [0.5,
+// 1), so it ends early.
 std::vector<StoredNumbers> fp8_tiles(bool divides) {
   std::vector<StoredNumbers> tiles;
   for (int mantissa = 0; mantissa < kMantissas; ++mantissa) {
@@ -229,6 +239,7 @@ std::vector<StoredNumbers> fp8_tiles(bool divides) {
   return tiles;
 }
 
+// 1 / 512 is e4m3's smallest number: a smaller scale would be 0.
 std::vector<StoredNumbers> fp4_tiles() {
   std::vector<StoredNumbers> tiles;
   const Worths worths = worths_of(DType::fp8_e4m3);
@@ -271,7 +282,7 @@ Tiles tiles_of(LatentFormat format) {
   return {512, format == LatentFormat::fp8_656 ? 128 : 16};
 }
 
-// What the tile that an element lies in is stored as.
+// The stored numbers of the tile [first, first + tile): they follow from its largest element.
 const StoredNumbers& numbers_of_tile(std::uint64_t key, LatentFormat format, std::int64_t first,
                                      std::int64_t tile) {
   float largest = 0;
@@ -288,12 +299,13 @@ const StoredNumbers& numbers_of_tile(std::uint64_t key, LatentFormat format, std
   }
 }
 
+// bf16_index() of element i of the row, before quantization.
 std::size_t index_of_source(std::uint64_t key, std::int64_t i) {
   const auto at = static_cast<std::uint64_t>(i);
   return bf16_index(row_word(key, at / 4, word_shape(DType::bf16)) >> 16 * (at % 4));
 }
 
-// Visits the latent's elements: their number, what they are stored as, and the tile's numbers.
+// Visits the latent's elements: number in the row, bf16_index(), and the tile's stored numbers.
 template <class Visit>
 void for_each_latent(std::uint64_t key, LatentFormat format, Visit visit) {
   const Tiles tiles = tiles_of(format);
@@ -304,6 +316,7 @@ void for_each_latent(std::uint64_t key, LatentFormat format, Visit visit) {
   }
 }
 
+// Little-endian.
 void put_fp32(float number, std::span<std::uint8_t> to) {
   for (int byte = 0; byte < 4; ++byte)
     to[byte] = static_cast<std::uint8_t>(std::bit_cast<std::uint32_t>(number) >> 8 * byte);
@@ -311,6 +324,7 @@ void put_fp32(float number, std::span<std::uint8_t> to) {
 
 }  // namespace
 
+// DeepSeek-V4's sliding windows use the 584-byte row, unless cache_dtype_str is nvfp4_ds_mla.
 LatentFormat latent_format(Numbers numbers, const KVCacheSpec& spec) {
   if (numbers == Numbers::words) return LatentFormat::none;
   if (spec.cache_dtype_str == "nvfp4_ds_mla") return LatentFormat::fp4_352;
@@ -333,6 +347,8 @@ std::int64_t latent_data_bytes(LatentFormat format) {
   }
 }
 
+// The latent with its scales, then the rope part. Byte positions are those of the table in the
+// header: scales of 352-byte rows are interleaved in four groups of eight.
 void draw_latent_row(std::uint64_t key, LatentFormat format, std::span<std::uint8_t> row) {
   const Tiles tiles = tiles_of(format);
   std::ranges::fill(row, std::uint8_t{0});
@@ -364,6 +380,7 @@ void draw_latent_row(std::uint64_t key, LatentFormat format, std::span<std::uint
   }
 }
 
+// The rope part of 584- and 656-byte rows is stored in bf16, without loss.
 void decode_latent_row(std::uint64_t key, LatentFormat format, std::span<double> row) {
   LS_CHECK(std::ssize(row) == latent_elements(format), "{} elements", row.size());
   for_each_latent(key, format, [&](std::int64_t i, std::size_t index, const StoredNumbers& tile) {

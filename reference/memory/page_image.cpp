@@ -11,6 +11,7 @@
 
 namespace lockstep {
 
+// In pieces of kWordsAtOnce words, so that sum_of_terms() can use wide registers.
 PageSum page_sum(std::span<const std::uint8_t> image) {
   PageSum sum;
   std::array<std::uint64_t, kWordsAtOnce> words;
@@ -18,13 +19,14 @@ PageSum page_sum(std::span<const std::uint8_t> image) {
     const auto piece =
         image.subspan(8 * first, std::min(8 * kWordsAtOnce, image.size() - 8 * first));
     const std::size_t count = (piece.size() + 7) / 8;
-    words[count - 1] = 0;  // a last word that is cut short
+    words[count - 1] = 0;  // a truncated last word is padded with zeros
     std::memcpy(words.data(), piece.data(), piece.size());
     sum += sum_of_terms(std::span(words).first(count), first);
   }
   return sum;
 }
 
+// The shape of the row is computed once, then its words in pieces.
 void draw_row(ContentId content, std::uint64_t coord, WordShape shape,
               std::span<std::uint8_t> row) {
   const std::uint64_t key = row_key(content, coord);
@@ -37,6 +39,7 @@ void draw_row(ContentId content, std::uint64_t coord, WordShape shape,
   }
 }
 
+// Latent rows have byte layouts of their own; all others consist of words.
 void draw_row(const ModelLayer& layer, ContentId content, std::size_t coord,
               std::span<std::uint8_t> row) {
   if (layer.latent != LatentFormat::none)
@@ -44,6 +47,7 @@ void draw_row(const ModelLayer& layer, ContentId content, std::size_t coord,
   draw_row(content, layer.coords[coord], layer.words, row);
 }
 
+// In order: scales per row, scales per group, int4, one scale per layer, and words without a scale.
 WordShape row_words(Numbers numbers, const KVCacheSpec& spec, std::int64_t layer) {
   if (const StoredNumbers* own = numbers_by_largest(numbers, spec.kv_quant_mode))
     return {.by_largest = own, .scale_at = static_cast<std::uint64_t>(spec.head_size)};
@@ -57,11 +61,12 @@ WordShape row_words(Numbers numbers, const KVCacheSpec& spec, std::int64_t layer
   return word_shape(spec.dtype);
 }
 
-// K regions of all blocks come first, then V regions, in a tensor that keeps them apart.
+// Tensors with K and V apart: K regions of all blocks come first, then V regions.
 std::int64_t MemoryModel::region_block(const Tensor& tensor, std::int64_t region) const {
   return tensor.regions_per_page == 1 || region < num_blocks_ ? region : region - num_blocks_;
 }
 
+// The region that contains the byte, and its block.
 BlockId MemoryModel::block_at(ModelPage page, std::int64_t byte) const {
   const Tensor& tensor = tensors_[page.tensor];
   const std::int64_t region = page.index * tensor.regions_per_page +
@@ -75,6 +80,8 @@ std::vector<std::uint8_t> MemoryModel::page_image(ModelPage page) const {
   return image;
 }
 
+// Each region is filled for its own block: base first, then loaded bytes, then rows or states, as
+// they were written over each other.
 void MemoryModel::draw_page(ModelPage page, std::span<std::uint8_t> image) const {
   const Tensor& tensor = tensors_[page.tensor];
   LS_CHECK(tensor.page_size_bytes % tensor.regions_per_page == 0, "{} regions in {} bytes",
@@ -96,6 +103,8 @@ void MemoryModel::draw_page(ModelPage page, std::span<std::uint8_t> image) const
   }
 }
 
+// Words of poison are numbered over the whole page, so a region may begin or end inside a word.
+// Whole words are written at once, the edges byte by byte.
 void MemoryModel::fill_base(ModelPage page, std::int64_t region_in_page,
                             const BlockContent& content, std::span<std::uint8_t> image) const {
   const Tensor& tensor = tensors_[page.tensor];
@@ -121,6 +130,8 @@ void MemoryModel::fill_base(ModelPage page, std::int64_t region_in_page,
   bytes(8 * last, end);
 }
 
+// Rows that were written, and zeros for other rows of a zeroed block. Rows whose page is another
+// are skipped.
 void MemoryModel::draw_layer(ModelPage page, const ModelLayer& layer, BlockId id,
                              const BlockContent& content, std::span<std::uint8_t> image) const {
   if (content.slots.empty() && !content.zeroed) return;
@@ -130,7 +141,7 @@ void MemoryModel::draw_layer(ModelPage page, const ModelLayer& layer, BlockId id
   };
   std::vector<std::uint8_t> drawn(static_cast<std::size_t>(layer.row_size_bytes));
   for (std::int64_t kv = 0; kv < layer.num_kv; ++kv) {
-    // All rows of K, or of V, are in one page unless heads have tensors of their own.
+    // All rows of K, or of V, are in one page, unless heads have tensors of their own.
     if (!layer.is_spread() && !is_here(layer.memory.row_begin(id, kv, 0, 0))) continue;
     for (std::int64_t slot = 0; slot < layer.rows_per_block; ++slot) {
       const SlotContent* row =
@@ -158,6 +169,7 @@ void MemoryModel::draw_layer(ModelPage page, const ModelLayer& layer, BlockId id
   }
 }
 
+// A zeroed block without a state has zeros in the states' bytes only.
 void MemoryModel::draw_state(const ModelLayer& layer, const BlockContent& content,
                              std::span<std::uint8_t> image) const {
   for (std::size_t s = 0; s < layer.num_states(); ++s) {
@@ -173,6 +185,8 @@ void MemoryModel::draw_state(const ModelLayer& layer, const BlockContent& conten
   }
 }
 
+// Tries the layers of the block's group: first their states, then rows near the byte. Padding and
+// bytes of other groups' layers are `unused`.
 ByteOwner MemoryModel::owner_of(ModelPage page, std::int64_t byte) const {
   const Tensor& tensor = tensors_[page.tensor];
   LS_CHECK(byte >= 0 && byte < tensor.page_size_bytes, "byte {} of a page of {}", byte,
@@ -192,7 +206,8 @@ ByteOwner MemoryModel::owner_of(ModelPage page, std::int64_t byte) const {
       owner.byte_in_row = in_state;
       return owner;
     }
-    // Every stride is positive: the first and the last row enclose the others.
+    // Every stride is positive, so the first and the last row enclose the others. Rows in areas are
+    // not enclosed this way, so all of them are tried.
     const auto encloses = [&](std::int64_t kv, std::int64_t first_slot, std::int64_t last_slot) {
       const auto first = layer.memory.row_begin(owner.block, kv, first_slot, 0);
       const auto last = layer.memory.row_begin(owner.block, kv, last_slot, layer.num_kv_heads - 1);
@@ -222,13 +237,15 @@ ByteOwner MemoryModel::owner_of(ModelPage page, std::int64_t byte) const {
 
 namespace {
 
-// Whether the tokens of a head follow each other.
+// True if the rows of a head are contiguous (HND), not those of a token.
 bool has_heads_outside(const ModelLayer& layer) {
   return layer.memory.parts.front().row_stride == layer.row_size_bytes;
 }
 
 }  // namespace
 
+// Areas need a dense block of the layer: rows of K back to back, then those of V, with nothing in
+// between.
 std::optional<std::string> why_no_areas(const ModelLayer& layer) {
   const PartRows& at = layer.memory.parts.front();
   const std::int64_t row = layer.row_size_bytes;
@@ -245,6 +262,8 @@ std::optional<std::string> why_no_areas(const ModelLayer& layer) {
       layer.name);
 }
 
+// An area holds the data of all rows of K (or V) of a kernel block, then their scales. `before`
+// counts the rows before this one in the area.
 RowPieces row_pieces(const ModelLayer& layer, BlockId block, std::int64_t kv, std::int64_t slot,
                      std::int64_t head) {
   const std::int64_t row = layer.row_size_bytes;

@@ -5,7 +5,7 @@
 namespace lockstep {
 namespace {
 
-// Words of a plain shape are one mix() each.
+// True if each word is one mix() and two masks, so that lanes are independent of each other.
 bool is_plain(const WordShape& shape) {
   return !shape.is_int4 && shape.by_group == nullptr && shape.stored == nullptr;
 }
@@ -13,9 +13,11 @@ bool is_plain(const WordShape& shape) {
 #if LS_HAVE_WIDE_WORDS
 using Wide = WideWords;
 
+// Lanes first, first + 1, ..., first + 7.
 LS_WIDE_WORDS inline Wide count_from(std::uint64_t first) {
   return first + Wide{0, 1, 2, 3, 4, 5, 6, 7};
 }
+// splitmix64 in every lane.
 LS_WIDE_WORDS inline Wide mix(Wide x) {
   x += kWordStep;
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
@@ -26,12 +28,14 @@ LS_WIDE_WORDS inline Wide mix(Wide x) {
 struct WideSum {
   Wide a{}, b{};
 };
+// page_term() in every lane; sums of lanes are added at the end, which any order allows.
 LS_WIDE_WORDS inline void add_terms(WideSum& sum, Wide words, Wide k, Wide m) {
   sum.a += product_of_halves(add_halves(words, k)) + words;
   sum.b += product_of_halves(add_halves(words, m)) + (words << 32 | words >> 32);
 }
 
-// Each returns the number of words that it did.
+// The wide functions process whole vectors and return the number of words that they did; the
+// callers below finish the rest word by word.
 LS_WIDE_WORDS std::size_t fill_wide(std::uint64_t key, std::uint64_t first, const WordShape& shape,
                                     std::span<std::uint64_t> out) {
   Wide at = key + count_from(first + 1) * kWordStep;
@@ -41,6 +45,7 @@ LS_WIDE_WORDS std::size_t fill_wide(std::uint64_t key, std::uint64_t first, cons
   return i;
 }
 
+// Keys are stored as pairs (k, m): two loads, then even and odd lanes apart.
 LS_WIDE_WORDS std::size_t sum_wide(std::span<const std::uint64_t> words, const WordKeys* keys,
                                    PageSum& out) {
   static_assert(sizeof(WordKeys) == 2 * sizeof(std::uint64_t));
@@ -79,6 +84,7 @@ LS_WIDE_WORDS std::size_t digest_wide(std::span<const std::uint64_t> words, std:
   return i;
 }
 
+// Words in the outer loop: each stays in a register for all tokens.
 LS_WIDE_WORDS std::size_t advance_wide(std::span<const ContentId> contents, std::uint64_t coord,
                                        std::span<std::uint64_t> words) {
   std::size_t i = 0;
@@ -94,6 +100,7 @@ LS_WIDE_WORDS std::size_t advance_wide(std::span<const ContentId> contents, std:
 
 }  // namespace
 
+// Shapes with scales go word by word: their words depend on tables.
 void fill_row_words(std::uint64_t key, std::uint64_t first, const WordShape& shape,
                     std::span<std::uint64_t> out) {
   std::size_t i = 0;

@@ -11,18 +11,21 @@
 namespace lockstep {
 namespace {
 
+// u; limits of the kernels; and the numbering of rule (15): inputs of state tensor s are parts 64 +
+// 8 s onward.
 constexpr double kUnit = 1.0 / (1 << 24);
 constexpr std::int64_t kColumnsMax = 256;
 constexpr std::int64_t kPieceTokens = 32;
 constexpr std::int64_t kPartInputs = 64;
 constexpr std::int64_t kPartsOfState = 8;
 
-// Masks of rule (15) for what must be above or below zero.
+// Masks of rule (15): numbers that must be negative (logarithms of decays, in (-0.25, -0.125]) or
+// positive (shares, in [0.5, 1)).
 constexpr std::uint64_t kBothHalves = 0x0000000100000001ull;
 constexpr WordShape kDecayShape{.keep = 0x007FFFFF * kBothHalves, .set = 0xBE000000 * kBothHalves};
 constexpr WordShape kShareShape{.keep = 0x007FFFFF * kBothHalves, .set = 0x3F000000 * kBothHalves};
 
-// Of the rounding to a format, relative to the number.
+// The relative error of rounding to a format; 0 for fp32, whose rounding the bound contains.
 double half_ulp(DType dtype) {
   switch (dtype) {
     case DType::bf16:
@@ -33,12 +36,14 @@ double half_ulp(DType dtype) {
       return 0;
   }
 }
+// The bound after rounding: half a step of the largest possible number, plus the smallest number of
+// the format, for values near zero.
 double rounded_bound(double value, double bound, DType dtype) {
   const double least = dtype == DType::fp16 ? std::ldexp(1.0, -25) : std::ldexp(1.0, -140);
   return bound + half_ulp(dtype) * (std::abs(value) + bound) + least;
 }
 
-// A row of fp32 numbers made from a token's content.
+// A row of `count` fp32 numbers that follow from a token's content.
 std::vector<double> drawn(ContentId content, const StateNumbers& of, std::int64_t part,
                           std::int64_t head, std::int64_t count,
                           WordShape shape = word_shape(DType::fp32)) {
@@ -50,19 +55,21 @@ std::vector<double> drawn(ContentId content, const StateNumbers& of, std::int64_
   return numbers;
 }
 
+// Euclidean.
 double length(std::span<const double> vector) {
   double sum = 0;
   for (const double value : vector) sum += value * value;
   return std::sqrt(sum);
 }
 
+// The inputs of a convolution for one token, as stored.
 std::vector<std::uint8_t> input_row(const StateNumbers& of, ContentId content) {
   std::vector<std::uint8_t> row(static_cast<std::size_t>(of.row_bytes()));
   draw_row(content, coordinate(of.layer, of.part, of.place), word_shape(of.dtype), row);
   return row;
 }
 
-// Row `index` of the sequence (kept inputs, those of the tokens).
+// Row `index` of the sequence: width - 1 kept inputs, then one per token.
 std::vector<std::uint8_t> row_of_sequence(const StateNumbers& of, const KeptInputs& kept,
                                           std::span<const ContentId> contents, std::int64_t index) {
   if (index >= of.width - 1) return input_row(of, contents[index - (of.width - 1)]);
@@ -74,6 +81,7 @@ std::vector<std::uint8_t> row_of_sequence(const StateNumbers& of, const KeptInpu
 
 }  // namespace
 
+// fp16 by hand: no conversion of the standard library covers it in C++20.
 double number_at(const std::uint8_t* element, DType dtype) {
   if (dtype == DType::fp32) {
     float number = 0;
@@ -92,6 +100,7 @@ double number_at(const std::uint8_t* element, DType dtype) {
   return sign * std::ldexp(1024 + mantissa, exponent - 25);
 }
 
+// Drafts lengthen a convolution's state by one row each, so they are subtracted from the width.
 Result<StateNumbers> state_numbers(const KVCacheSpec& spec, std::size_t state,
                                    const LayerShare& share) {
   const StateTensorSpec& tensor = spec.states[state];
@@ -120,6 +129,7 @@ Result<StateNumbers> state_numbers(const KVCacheSpec& spec, std::size_t state,
   return of;
 }
 
+// Collects the rows before writing: `kept` may be the same bytes as `state`.
 void keep_inputs(const StateNumbers& of, const KeptInputs& kept,
                  std::span<const ContentId> contents, std::int64_t keep_from,
                  std::span<std::uint8_t> state) {
@@ -134,6 +144,7 @@ void keep_inputs(const StateNumbers& of, const KeptInputs& kept,
   std::ranges::copy(rows, state.begin());
 }
 
+// A product with weights (content 0), then SiLU. The bound grows with the sum of absolute products.
 Bounded convolve_last(const StateNumbers& of, const KeptInputs& kept,
                       std::span<const ContentId> contents) {
   const std::vector<double> weights = drawn(0, of, 1, of.place, of.num_channels * of.width);
@@ -159,6 +170,7 @@ Bounded convolve_last(const StateNumbers& of, const KeptInputs& kept,
   return outputs;
 }
 
+// sizes_ starts as absolute values: sums of absolute values bound the rounding of the sums.
 Recurrence::Recurrence(const StateNumbers& of, std::span<const std::uint8_t> state, bool in_pieces)
     : of_(of),
       in_pieces_(in_pieces),
@@ -173,6 +185,7 @@ Recurrence::Recurrence(const StateNumbers& of, std::span<const std::uint8_t> sta
   for (const double value : values_) sizes_.push_back(std::abs(value));
 }
 
+// A piece of 32 tokens ends by itself.
 void Recurrence::advance(ContentId content) {
   outputs_.values.assign(rows_.size(), 0);
   outputs_.bounds.assign(rows_.size(), 0);
@@ -183,11 +196,14 @@ void Recurrence::advance(ContentId content) {
   tokens_in_piece_ = (tokens_in_piece_ + 1) % kPieceTokens;
 }
 
+// Units of rounding in the sums over columns, per form of the kernel.
 double Recurrence::units_of_sums() const {
   const auto wide = static_cast<double>(of_.columns);
   return in_pieces_ ? wide + 62 : wide / 32 + 30;
 }
 
+// The errors of invariant (2) for one token of the delta rule. The first token of a piece resets
+// the sums, not the error.
 Recurrence::Added Recurrence::error_of_token(Row& row, double g, double change, double before,
                                              double after, double v) {
   const auto wide = static_cast<double>(of_.columns);
@@ -205,7 +221,8 @@ Recurrence::Added Recurrence::error_of_token(Row& row, double g, double change, 
   return {added, added};
 }
 
-// h = h exp(A dt) + dt x B, y = C h + D x.
+// Mamba2: h = h exp(A dt) + dt x B, y = C h + D x. All heads share B and C; dt is per head, x per
+// row.
 void Recurrence::advance_selective(ContentId content) {
   constexpr double kD = 0.5, kBiasOfDt = -1;
   const auto columns = static_cast<std::size_t>(of_.columns);
@@ -236,7 +253,7 @@ void Recurrence::advance_selective(ContentId content) {
   }
 }
 
-// h = h exp(g), h += beta (v - h k) k, o = h q / 8, with k and q of length one.
+// Gated delta rule: h = h exp(g), h += beta (v - h k) k, o = h q / 8, with k and q of length one.
 void Recurrence::advance_delta(ContentId content) {
   constexpr double kScale = 0.125;
   const auto columns = static_cast<std::size_t>(of_.columns);
@@ -274,6 +291,7 @@ void Recurrence::advance_delta(ContentId content) {
   }
 }
 
+// Mamba2 bounds each element by its own sum, the delta rule a whole row by its error's length.
 double Recurrence::bound(std::int64_t element) const {
   const std::int64_t row = element / of_.columns;
   const double bound =
