@@ -34,13 +34,11 @@ struct CacheEvent {
   // joined (EngineProfile::joins_hashes_of_long_blocks).
   std::vector<ExternalBlockHash> block_hashes{};
   std::optional<ExternalBlockHash>
-      // stored: the hash of the previous block; absent: the range starts at token 0
-      parent{};
+      parent{};  // stored: the hash of the previous block; absent: the range starts at token 0
   std::vector<std::int32_t> token_ids{};  // stored: of the whole range, omitted blocks included
   std::int32_t block_size = 0;            // stored: tokens per block
   std::vector<std::optional<std::string>>
-      // stored: one per hash, the cache salt for block 0
-      extra_keys{};
+      extra_keys{};  // stored: one per hash; for block 0 the cache salt, if there is one
   bool operator==(const CacheEvent&) const = default;
 };
 

@@ -272,7 +272,7 @@ void GroupManager::cache_prompt_tail(const Request& request, std::int32_t num_to
   cache_part(request, blocks[i], boundary, false);
 }
 
-// The event describes one hash block, not the group's block: consumers know parts by their hash.
+// The event describes one hash block, not the group's block: consumers identify parts by hash.
 bool GroupManager::cache_part(const Request& request, BlockId block, std::int32_t num_tokens,
                               bool replaces) {
   const std::int32_t hash_block_size = sizes_.hash_block_size;

@@ -213,7 +213,7 @@ void KVCacheCoordinator::find_hybrid(const Request& request, std::int32_t max_le
   const bool one_pass = attention_groups_.size() == 2 && attention_groups_[0].is_full;
   std::vector<bool> looked_up(attention_groups_.size(), false);
   std::vector<bool> dropped(attention_groups_.size(),
-                            false);  // EAGLE's drop, once a candidate length
+                            false);  // EAGLE's drop, once per candidate length
   std::vector<std::vector<BlockId>*> tables;
   std::vector<std::int32_t> lengths(attention_groups_.size(), 0);
   std::int32_t length = max_length;

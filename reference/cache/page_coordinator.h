@@ -239,7 +239,7 @@ class HostPageCoordinator {
     std::int32_t num_ready = 0;                        // clean pages at the head, without a gap
     std::int32_t num_recorded = 0;                     // pages whose device copies are in copies_
     std::int32_t num_to_adopt = 0;
-    // Workers know the blocks of pages below num_synced, except those of stale ones.
+    // Workers have the blocks of pages below num_synced, except those of stale ones.
     std::int32_t num_synced = 0;
     std::set<std::int32_t> stale{};
     std::optional<Publication> publication{};

@@ -64,6 +64,7 @@ void decode_row(std::uint64_t key, const ModelLayer& layer, std::span<double> ro
   const WordShape shape = shape_of_row(key, layer.words);
   for (std::size_t i = 0; shape.is_int4 && i < row.size(); ++i)
     row[i] = shape.int4.worth(shape.int4.nearest(source_number(key, i)));
+  // An int4 row has no other elements.
   if (shape.is_int4) return;
   const StoredNumbers* stored = shape.stored;
   const bool by_group = layer.words.by_group != nullptr;
@@ -127,6 +128,7 @@ std::vector<double> attention_output(const ModelLayer& layer, std::span<const Co
         decode_row(row_key(contents[p + r], layer.coords[kv_head]), layer,
                    std::span(rows).subspan(r * d, d));
       for (std::size_t h = 0; h < heads; ++h) {
+        // Rows past n hold those of the previous round: their dots are computed and not used.
         const Dots dots = dots_with(queries.data() + h * d, rows.data(), d);
         for (std::size_t r = 0; r < n; ++r)
           weights[h * count + p + r] = dots[r] / std::sqrt(static_cast<double>(d));
@@ -134,11 +136,13 @@ std::vector<double> attention_output(const ModelLayer& layer, std::span<const Co
     }
     for (std::size_t h = 0; h < heads; ++h) {
       const auto of_head = std::span(weights).subspan(h * count, count);
+      // Subtracting the maximum keeps every exponent at or below 0, as the kernels do.
       const double top = *std::ranges::max_element(of_head);
       double total = 0;
       for (double& weight : of_head) total += weight = std::exp(weight - top);
       for (double& weight : of_head) weight /= total;
     }
+    // MLA stores one row, which is K and V.
     const std::int64_t v_part = layer.num_kv == 2 ? kPartV : kPartK;
     const std::uint64_t v_coord = layer.coords[v_part * layer.num_kv_heads + kv_head];
     for (std::size_t p = 0; p < count; ++p) {

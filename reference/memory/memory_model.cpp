@@ -80,6 +80,7 @@ Result<MemoryModel> MemoryModel::create(const KVCacheConfig& given, AttentionBac
   model.blocks_.resize(plan.num_blocks);
   std::int64_t begin = 0;
   for (const std::int64_t size_bytes : memory.tensor_size_bytes) {
+    // A tensor is num_blocks pages, rule (7): the page size follows from its size.
     LS_CHECK(size_bytes % plan.num_blocks == 0, "tensor of {} bytes, {} blocks", size_bytes,
              plan.num_blocks);
     Tensor& tensor = model.tensors_.emplace_back();
@@ -127,6 +128,7 @@ Result<void> MemoryModel::add_layers(const KVCacheConfig& plan, const MemoryPlan
       if (is_page_source(spec)) continue;  // its rows are those of resident layers
       layer.lane = 1 + draft_module_of(plan, layer.name);
       layer.words = row_words(numbers_, spec.layer_spec(i), layer.share.layer);
+      // Rows with scales in them are longer than head_size: attention reads only the elements.
       const bool by_rows = layer.words.by_largest != nullptr, by_groups = layer.words.by_group;
       layer.head_size = by_rows || by_groups || layer.words.is_int4
                             ? spec.layer_spec(i).head_size
@@ -134,11 +136,13 @@ Result<void> MemoryModel::add_layers(const KVCacheConfig& plan, const MemoryPlan
       layer.latent = latent_format(numbers_, spec.layer_spec(i));
       const bool is_latent = layer.latent != LatentFormat::none;
       if (is_latent) layer.head_size = latent_elements(layer.latent);
+      // These rows have their scales in separate areas, which not every layout can hold.
       if (by_groups || is_latent) {
         layer.data_bytes = is_latent ? latent_data_bytes(layer.latent) : layer.head_size / 2;
         if (const auto reason = why_no_areas(layer)) return fail(*reason);
       }
       if (auto added = add_states(spec.layer_spec(i), layer, group); !added) return added;
+      // Rule (7): with K and V apart, pages of the tensor are not pages of a block.
       Tensor& tensor = tensors_[layer.memory.tensor];
       if (!tensor.layers.empty() && is_split(layers_[tensor.layers.front()]) != is_split(layer))
         return fail(
@@ -385,6 +389,7 @@ void MemoryModel::write_row(const ModelLayer& layer, const BlockContent& block, 
       std::array<std::uint64_t, kWordsAtOnce> buffer;
       for (std::uint64_t i = 0; i < words; i += kWordsAtOnce) {
         const auto piece = std::span(buffer).first(std::min(kWordsAtOnce, words - i));
+        // The bytes that the row replaces: those of the previous token, zeros, or poison.
         if (old.writer != kNobody)
           fill_row_words(old_key, i, old_shape, piece);
         else

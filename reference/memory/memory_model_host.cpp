@@ -41,10 +41,13 @@ void MemoryModel::add_host_runs(Group& group) {
         for (std::int64_t head = 0; head < layer.num_kv_heads; ++head)
           for (const RowPiece& piece : row_pieces(layer, kNullBlock, kv, slot, head))
             add(piece.offset, piece.size_bytes);
+    // Ascending bytes, so that adjacent pieces can merge; a layer's pieces never overlap.
     std::ranges::sort(parts, {}, &HostRun::begin);
     for (HostRun& part : parts) {
       const std::int64_t size_bytes = part.end - part.begin;
       HostRun* last = group.host_runs.empty() ? nullptr : &group.host_runs.back();
+      // Runs of two layers stay apart even if they are adjacent: host_layer_at() distinguishes
+      // them.
       if (last != nullptr && last->layer == i && last->end == part.begin) {
         last->end = part.end;
       } else {
@@ -174,6 +177,7 @@ std::optional<std::string> MemoryModel::store(std::int32_t group, BlockId id, Ho
   target.state = source.state;
   for (const SlotContent& slot : target.slots) use(slot.writer);
   use(target.state.writer);
+  // A state of real numbers has no bytes until the check of this step has settled it.
   const bool to_be_settled = source.state.writer != kNobody && source.state.words == nullptr;
   if (!to_be_settled) settle_store(group, id, host);
   return std::nullopt;
@@ -209,6 +213,8 @@ std::optional<std::string> MemoryModel::load(std::int32_t group, BlockId id, Hos
   target.zeroed = false;
   target.slots = source.slots;
   target.state = source.state;
+  // If every slot was written, rows alone give the bytes; otherwise the block keeps the loaded
+  // ones.
   const bool whole = is_state_group(group)
                          ? source.state.writer != kNobody
                          : !source.slots.empty() &&
@@ -236,6 +242,7 @@ std::optional<std::string> MemoryModel::copy_block(std::int32_t group, BlockId s
     set_state(group, target, from.state);
     return std::nullopt;
   }
+  // Without a host tier the runs do not exist yet.
   if (groups_[group].host_runs.empty()) add_host_runs(groups_[group]);
   auto bytes = std::make_shared<const std::vector<std::uint8_t>>(block_bytes(group, source));
   std::vector<SlotContent> slots = from.slots;
@@ -283,6 +290,7 @@ void MemoryModel::mirror_rows(std::int32_t resident, BlockId block, HostBlockId 
                               std::int64_t first_row, std::int64_t num_rows) {
   HostContent& target = host_blocks_[host];
   const Group& of = groups_[resident];
+  // A host block that held something else starts without rows. It is listed once per step.
   if (target.group != source_) {
     begin_host_write(source_, host).slots.resize(of.block_size);
   } else if (std::ranges::find(written_hosts_, host) == written_hosts_.end()) {
@@ -318,6 +326,7 @@ void MemoryModel::draw_rows(const Group& group, const HostRun& run,
             layer.tokens_per_state, contents[token_of_row(layer.tokens_per_state, i)], row);
         const auto coord = static_cast<std::size_t>(kv * layer.num_kv_heads + head);
         for (const RowPiece& piece : row_pieces(layer, kNullBlock, kv, row, head)) {
+          // Pieces of a row may be in several runs: data and scales.
           if (piece.offset < run.begin || piece.offset >= run.end) continue;
           draw_row(layer, content, coord, drawn);
           std::ranges::copy_n(drawn.begin() + piece.in_row, piece.size_bytes,
@@ -456,6 +465,7 @@ std::optional<std::string> MemoryModel::advance_state(std::int32_t group, BlockI
   if (const std::int32_t owner = blocks_[target].group; owner != -1 && owner != group)
     return fmt::format("a state is written to block {}, which belongs to group {}",
                        index_of(target), owner);
+  // The zero state, unless a source replaces it.
   std::vector<std::uint64_t> words(static_cast<std::size_t>(of.state_words));
   if (source != kNullBlock) {
     const BlockContent& from = block(source);
@@ -475,6 +485,7 @@ std::optional<std::string> MemoryModel::advance_state(std::int32_t group, BlockI
                    .writer = writer,
                    .step = step_,
                    .words = nullptr};
+  // Real numbers stay null: settle_state() sets them after the check.
   if (numbers_ == Numbers::words) {
     advance_words(group, contents, words);
     now.words = std::make_shared<const std::vector<std::uint64_t>>(std::move(words));

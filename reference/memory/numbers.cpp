@@ -58,6 +58,7 @@ int nearest_e2m1(double x) {
   int best = 0;
   while (best < 7) {
     const double half_way = (worth_of_e2m1(best) + worth_of_e2m1(best + 1)) / 2;
+    // An odd pattern loses a tie to the next one.
     const bool goes_up = best % 2 == 1 ? std::abs(x) >= half_way : std::abs(x) > half_way;
     if (!goes_up) break;
     ++best;
@@ -71,11 +72,13 @@ int nearest_pattern(DType dtype, const Worths& worths, double x) {
   // Worths of one sign rise or fall with their patterns; 0 and 128 are the zeros of floats.
   const int begin = x < 0 ? 128 : 0;
   const bool rises = worths[begin] < worths[begin + 1];
+  // Of 128 patterns of one sign, the first whose value is not before x.
   int end = begin;
   for (int step = 64; step > 0; step /= 2)
     if (rises ? worths[end + step - 1] < x : worths[end + step - 1] > x) end += step;
   int best = -1;
   double best_distance = std::numeric_limits<double>::infinity();
+  // Both neighbours, and both zeros: a small number may round to the zero of its sign.
   for (const int pattern : {0, std::max(end - 1, begin), end, 128}) {
     const double distance = std::abs(worths[pattern] - x);
     if (std::isnan(distance) || distance > best_distance) continue;
@@ -151,6 +154,7 @@ std::vector<StoredNumbers> groups_of(float layer_scale) {
   const Worths worths = worths_of(DType::fp8_e4m3);
   std::vector<StoredNumbers> groups;
   for (int mantissa = 0; mantissa < kMantissas; ++mantissa) {
+    // The scale maps the largest element to 6, e2m1's largest number.
     const float wanted = magnitude_of(mantissa) * sixth;
     StoredNumbers& group = groups.emplace_back();
     group.scale_bits =

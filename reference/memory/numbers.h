@@ -48,10 +48,8 @@ inline constexpr int kMantissas = 128;  // of a bf16 number in [0.5, 1)
 const StoredNumbers* numbers_by_largest(Numbers numbers, KVQuantMode mode);
 // The scale and zero of an int4 row with given extremes.
 struct Int4Row {
-  // Elements are stored times its reciprocal. Reading uses its bits without the lowest four, which
-  // hold the zero.
   float scale =
-      1;  // as elements are divided by it; the row is read with its pattern's zero left out
+      1;  // elements are stored times its reciprocal; reading drops the bits that hold the zero
   // The stored number that stands for 0.
   int zero = 0;
   std::uint32_t bits() const;      // the bits stored after the row

@@ -124,6 +124,7 @@ void MemoryModel::fill_base(ModelPage page, std::int64_t region_in_page,
           poison_word(key, static_cast<std::uint64_t>(byte / 8)) >> (8 * (byte % 8)));
   };
   const std::int64_t end = begin + size, first = (begin + 7) / 8, last = end / 8;
+  // A region inside one word.
   if (first >= last) return bytes(begin, end);
   bytes(begin, 8 * first);
   whole_words(first, last - first);
@@ -160,6 +161,7 @@ void MemoryModel::draw_layer(ModelPage page, const ModelLayer& layer, BlockId id
           draw_row(layer, of_row, coord, bytes_of(*pieces.begin()));
           continue;
         }
+        // Rows in two pieces, and zeroed rows: through a buffer.
         std::fill(drawn.begin(), drawn.end(), std::uint8_t{0});
         if (row != nullptr) draw_row(layer, of_row, coord, drawn);
         for (const RowPiece& piece : pieces)
@@ -194,6 +196,7 @@ ByteOwner MemoryModel::owner_of(ModelPage page, std::int64_t byte) const {
   ByteOwner owner{.block = block_at(page, byte)};
   owner.group = block(owner.block).group;
   const std::int64_t target = begin_of(page) + byte;
+  // At most one layer of the group has the byte: layers of a group do not overlap.
   for (const std::int32_t index : tensor.layers) {
     const ModelLayer& layer = layers_[index];
     if (layer.group != owner.group) continue;
@@ -252,6 +255,8 @@ std::optional<std::string> why_no_areas(const ModelLayer& layer) {
   if (layer.num_kv == 1 && at.heads == 1 && has_heads_outside(layer)) return std::nullopt;
   const std::int64_t from_k_to_v = layer.memory.parts.back().offset - at.offset;
   const std::int64_t next_head = at.heads > 1 ? at.head_stride : from_k_to_v;  // V follows K
+  // Heads outside: each head's rows are contiguous, and the next head follows. Heads inside: a
+  // token has all heads of K, then those of V.
   const bool is_dense = has_heads_outside(layer)
                             ? next_head == at.rows * row
                             : next_head == row && at.row_stride == 2 * at.heads * row;

@@ -38,6 +38,7 @@ LS_WIDE_WORDS inline void add_terms(WideSum& sum, Wide words, Wide k, Wide m) {
 // callers below finish the rest word by word.
 LS_WIDE_WORDS std::size_t fill_wide(std::uint64_t key, std::uint64_t first, const WordShape& shape,
                                     std::span<std::uint64_t> out) {
+  // row_word(): word i is mix(key + (i + 1) * kWordStep).
   Wide at = key + count_from(first + 1) * kWordStep;
   std::size_t i = 0;
   for (; i + kWideWords <= out.size(); i += kWideWords, at += kWideWords * kWordStep)
@@ -66,6 +67,7 @@ LS_WIDE_WORDS std::size_t sum_wide(std::span<const std::uint64_t> words, std::ui
   WideSum sum;
   std::size_t i = 0;
   for (; i + kWideWords <= words.size(); i += kWideWords) {
+    // word_keys(): mix(2 i) and mix(2 i + 1).
     const Wide twice = 2 * count_from(first + i);
     add_terms(sum, load_wide(words.data() + i), mix(twice), mix(twice + 1));
   }
@@ -76,6 +78,7 @@ LS_WIDE_WORDS std::size_t sum_wide(std::span<const std::uint64_t> words, std::ui
 LS_WIDE_WORDS std::size_t digest_wide(std::span<const std::uint64_t> words, std::uint64_t first,
                                       std::uint64_t& out) {
   Wide sum{};
+  // row_digest_term(): mix(word ^ (i + 1) * kWordStep).
   Wide at = count_from(first + 1) * kWordStep;
   std::size_t i = 0;
   for (; i + kWideWords <= words.size(); i += kWideWords, at += kWideWords * kWordStep)
@@ -90,6 +93,7 @@ LS_WIDE_WORDS std::size_t advance_wide(std::span<const ContentId> contents, std:
   std::size_t i = 0;
   for (; i + kWideWords <= words.size(); i += kWideWords) {
     Wide word = load_wide(words.data() + i);
+    // next_state_word(): the step's key is content ^ coord ^ i.
     const Wide place = count_from(i) ^ coord;
     for (const ContentId content : contents) word = word * kStateStep + mix(place ^ content);
     store_wide(words.data() + i, word);

@@ -112,6 +112,7 @@ Result<StateNumbers> state_numbers(const KVCacheSpec& spec, std::size_t state,
     return fail("state {} holds {}; real numbers are kept in fp32, bf16 or fp16", state,
                 name_of(tensor.dtype));
   const std::vector<std::int64_t>& dims = tensor.dims;
+  // [width - 1 + drafts, channels]: one row per kept input.
   const std::int64_t width = dims.front() + 1 - spec.num_speculative_blocks;
   if (dims.size() == 2 && width >= 2 && width <= 4) {
     of.width = width;
@@ -161,6 +162,7 @@ Bounded convolve_last(const StateNumbers& of, const KeptInputs& kept,
       sum += product;
       size += std::abs(product);
     }
+    // SiLU.
     const double value = sum / (1 + std::exp(-sum));
     const double bound =
         1.1 * static_cast<double>(of.width + 1) * kUnit * size + 24 * kUnit * std::abs(value);
@@ -232,6 +234,7 @@ void Recurrence::advance_selective(ContentId content) {
   for (std::int64_t head = 0; head < of_.heads; ++head) {
     const auto h = static_cast<std::size_t>(head);
     const std::vector<double> x = drawn(content, of_, 0, of_.place * of_.heads + head, of_.rows);
+    // Rule (15): four decay rates in turn; dt is the softplus of the generated step and its bias.
     const double A = -0.25 * static_cast<double>(1 + head % 4);
     const double dt = std::log1p(std::exp(steps[h] + kBiasOfDt));
     const double decay = std::exp(A * dt);
@@ -261,10 +264,12 @@ void Recurrence::advance_delta(ContentId content) {
   std::vector<double> k = drawn(content, of_, 1, of_.place, of_.columns);
   const std::vector<double> g = drawn(content, of_, 3, of_.place, of_.heads, kDecayShape);
   const std::vector<double> beta = drawn(content, of_, 4, of_.place, of_.heads, kShareShape);
+  // Normalized as the kernels do, with 1e-6 under the root.
   for (std::vector<double>* vector : {&q, &k}) {
     const double factor = 1 / std::sqrt(std::pow(length(*vector), 2) + 1e-6);
     for (double& value : *vector) value *= factor;
   }
+  // An output is a product with q, so it is off by at most |q| times the row's error.
   const double query = length(q) * kScale;
   std::vector<double> values;
   for (std::int64_t head = 0; head < of_.heads; ++head) {

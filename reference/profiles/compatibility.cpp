@@ -188,7 +188,7 @@ std::string_view name_of(CompatibilityRow::Reason reason) {
 namespace {
 
 // Rows that are neither plain nor cached: rings, recomputed windows, compressed rows. Pages of the
-// host pool have rows of their own kind and are no such case.
+// host pool have rows of their own kind and do not count here.
 void add_special_rows(const KVCacheGroupSpec& group, RunTraits& traits) {
   const KVCacheSpec& spec = group.spec;
   const bool cacheable = is_prefix_cacheable(spec);
@@ -218,6 +218,7 @@ void add_kind(const KVCacheGroupSpec& group, RunTraits& traits) {
   traits.add_if(reads_beside_tokens(spec), special_attention);
   traits.add_if(!spec.dcp_sharded, replicated_caches);
   traits.add_if(!has_tokens && !is_sliding_window(spec.kind), untransferred);
+  // Replicated windows and rings need no sharding; recomputed windows have their own row.
   const bool is_replicated =
       !spec.dcp_sharded && !spec.bounded_replay && (is_sliding_window(spec.kind) || is_ring(spec));
   traits.add_if(!has_tokens && !has_states && !is_replicated, undivided_tokens);
@@ -268,6 +269,7 @@ bool applies(const CompatibilityRow& row, const RunFacts& facts) {
 const CompatibilityRow* first_row(const RunFacts& facts, bool with_memory) {
   for (const CompatibilityRow& row : compatibility()) {
     if (row.scope == memory && !with_memory) continue;
+    // Another engine refuses on its own what it does not support.
     if (row.scope == decisions && facts.traits.has(other_engine)) continue;
     if (applies(row, facts)) return &row;
   }

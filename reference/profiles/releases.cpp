@@ -122,6 +122,7 @@ Result<std::span<const Release>> releases_in(std::string_view range) {
 
 const Release& nearest_release(std::string_view version) {
   const std::array<int, 3> wanted = numbers_of(version);
+  // "dev" has no number: the newest.
   if (wanted == std::array<int, 3>{}) return kReleases.back();
   const Release* nearest = &kReleases.front();
   for (const Release& release : kReleases)

@@ -26,10 +26,10 @@ Scheduler::Impl::Impl(const EngineConfig& engine, const std::vector<KVCacheGroup
   hash_rule = {config.hash_algorithm, sizes.hash_block_size, hash_lookahead_of(config, profile),
                profile.tags_extra_keys};
   token_budget = config.max_num_batched_tokens;
-  // A draft model's input holds one token more per request than is scheduled. Releases subtract it
-  // from the step's budget for max_num_seqs requests, or per scheduled request (DraftSlots).
   if (config.spec_method ==
       SpecMethod::draft_model) {  // its input holds one token more than is scheduled
+    // Subtracted from the step's budget for max_num_seqs requests, or from the input budget per
+    // scheduled request.
     if (profile.draft_slots == DraftSlots::of_max_num_seqs)
       token_budget -= config.max_num_seqs;
     else
@@ -127,6 +127,7 @@ Result<Scheduler> Scheduler::create(const EngineConfig& config,
     return fail("num_blocks: {}; the null block takes one, so expected at least 2", num_blocks);
   if (config.max_num_seqs < 1 || config.max_num_batched_tokens < 1 || config.max_model_len < 1)
     return fail("max_num_seqs, max_num_batched_tokens and max_model_len must be at least 1");
+  // Before check_limits(): later checks need the profile.
   if (const auto profile = parse_engine(config.engine); !profile)
     return fail("engine: " + profile.error().message);
   LS_RETURN_IF_ERROR(check_limits(config, groups, num_blocks));
@@ -336,6 +337,7 @@ void Scheduler::Impl::take_output(const ModelOutput& model) {
   stopped.clear();
   stale.clear();
   if (remote != nullptr && !rows.empty()) step_is_over();
+  // Requests whose output is void: they sampled from tokens that a load did not bring.
   std::vector<RequestId> voided = take_failed_loads(report);
   if (!report.invalid_block_ids.empty()) {
     const std::vector<RequestId> lost = take_invalid_blocks(report, rows);
@@ -353,6 +355,7 @@ void Scheduler::Impl::take_output(const ModelOutput& model) {
     take_row(rows[i], std::span(model.tokens).subspan(begin, size));
     begin = model.token_ends[i];
   }
+  // Once per output, not per request: `running` may be long.
   if (!stopped.empty())
     std::erase_if(running, [&](RequestId id) { return at(id).status == RequestStatus::finished; });
   if (!voided.empty() && remote->fails_requests) fail_requests(std::move(voided));
@@ -371,6 +374,7 @@ bool Scheduler::Impl::append_tokens(Request& request, std::span<const std::int32
   for (const std::int32_t token : tokens) {
     request.tokens.append(token);
     ++num_kept;
+    // Older releases let nothing end a request before min_tokens.
     if (request.has_min_tokens && profile.min_tokens_hold_every_end &&
         request.num_output_tokens() < request.min_tokens)
       continue;
@@ -418,9 +422,11 @@ void Scheduler::Impl::update_row(const InFlightRow& row, std::span<const std::in
   // The step has written the encoder's rows to blocks, so its cache may drop them.
   if (encoder && request.num_computed_tokens > 0 && !(is_stale && request.drops_stale_output))
     encoder->let_go(request);
+  // A prefill chunk samples nothing.
   if (tokens.empty() || (is_stale && request.drops_stale_output)) return;
   const auto num_sampled = static_cast<std::int32_t>(tokens.size());
   if (row.num_spec > 0 && !is_stale) take_back_rejected(request, row.num_spec - (num_sampled - 1));
+  // Releases that count placeholders drop outputs one by one after a reset.
   if (request.num_outputs_to_drop > 0) {
     --request.num_outputs_to_drop;
     return;
@@ -433,6 +439,7 @@ void Scheduler::Impl::update_row(const InFlightRow& row, std::span<const std::in
     count_output(request, num_sampled, static_cast<std::int32_t>(num_kept), was_running);
   if (!stops) return;
   stopped.push_back({row.id, reason});
+  // A preempted request can end by its stale output: it then leaves its queue.
   if (!was_running) {
     waiting.remove(row.id, request);
     if (remote != nullptr) remote->remove(row.id, request);
@@ -461,9 +468,8 @@ void Scheduler::Impl::count_output(Request& request, std::int32_t num_sampled,
     return;
   }
   const bool had_placeholders = request.num_output_placeholders > 0;
-  // Tokens that a stop cut off were sampled but are not the request's.
   request.num_computed_tokens -=
-      num_sampled - num_kept;  // what a stop cut off was never computed for good
+      num_sampled - num_kept;  // tokens that a stop cut off do not count as computed
   if (had_placeholders) request.num_output_placeholders -= num_sampled;
   LS_CHECK(request.num_output_placeholders >= 0, "request {} has {} placeholders", request.name,
            request.num_output_placeholders);
@@ -496,6 +502,7 @@ void Scheduler::Impl::retire(RequestId id) {
   Request& request = at(id);
   if (remote != nullptr) remote->prefilling.erase(id);
   if (encoder) encoder->let_go(request);
+  // The connector is notified while the request still has its blocks and its old status.
   const bool keeps = keeps_blocks(id);
   request.status = RequestStatus::finished;
   if (!keeps) give_back(request);

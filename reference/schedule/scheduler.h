@@ -97,7 +97,6 @@ class Scheduler final : public DecisionSource {
   // State as a recording shows it, in the engine's order.
   std::span<const RequestId> running() const override;
   std::vector<RequestId> waiting() const override;
-  // Requests that come before `waiting`; none without a connector.
   std::vector<SkippedRequest> skipped()
       const override;  // come before `waiting`; none without a connector
   std::optional<std::vector<RequestId>> deferred() const override;

@@ -52,9 +52,8 @@ enum class DraftShape : std::uint8_t {
   one_by_one,  // EAGLE, MTP of one module: tokens up to p + 1. A pass over the step's tokens, then
                // one for each further draft, at L + 1, L + 2 and so on
   standalone,  // a draft model: tokens up to p. The same passes, each a position further
-  modules,  // MTP of several modules: module m depends on tokens up to p + 1 + m. Each module runs
-            // over the step's tokens, and again over earlier ones whose rows used rejected
-            // drafts
+  modules,     // MTP of several modules: module m depends on tokens up to p + 1 + m. Each module
+               // runs over the step's tokens, and over earlier ones whose rows used rejected drafts
 };
 
 // vLLM's model runner that runs the draft model: V1 (vllm/v1/spec_decode/llm_base_proposer.py) or
