@@ -24,9 +24,9 @@ namespace lockstep {
 // scheduling in releases that count both; at most max_model_len.
 std::int32_t max_in_flight_tokens(const EngineConfig& config);
 
-// Keeps every block until the request ends. A hit is the longest chain of cached blocks from the
-// left: chained hashes make every later block a miss once one misses. Where hits may end inside
-// blocks, the longest cached part of the next block extends it.
+// Keeps every block until the request ends. A hit is the longest run of cached blocks from the left,
+// because attention reads every earlier token. Where hits may end inside blocks, the longest cached
+// part of the next block extends it.
 class FullAttentionManager : public GroupManager {
  public:
   FullAttentionManager(const KVCacheSpec& spec, std::int32_t group, const EngineConfig& config,
@@ -62,9 +62,8 @@ class SlidingWindowManager : public GroupManager {
   virtual std::int32_t num_retained() const {
     return window_ - 1 + static_cast<std::int32_t>(spec_.extra_retained_tokens);
   }
-  // Blocks that a hit needs, wherever the hit's end is in its block. A hit ends at a block
-  // boundary, so window - 1 tokens before it fill ceil((window - 1) / block_size) blocks: with
-  // window 33 and block_size 16, 2.
+  // Blocks that a hit needs. It ends at a block boundary, so window - 1 tokens before its end fill
+  // ceil((window - 1) / block_size) blocks: with window 33 and block_size 16, 2.
   virtual std::int32_t num_blocks_of_window() const { return ceil_div(window_ - 1, block_size_); }
 
  private:

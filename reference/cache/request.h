@@ -3,7 +3,8 @@
 //
 // Invariants between two steps
 // (1) num_computed_tokens exceeds num_tokens() only by drafts and placeholders in flight.
-// (2) groups has one entry per KV cache group. Only running, loading and held requests have blocks.
+// (2) groups has one entry per KV cache group. Only running, loading, loaded and held requests have
+//     blocks.
 // (3) hashes covers every full hash block of tokens whose lookahead tokens are known, if prefix
 //     caching is on.
 #pragma once

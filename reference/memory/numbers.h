@@ -39,7 +39,7 @@ struct StoredNumbers {
 };
 
 // The table of a layer whose rows share one scale; null: rows are stored as generated. `layer` as
-// in rule (1): layers have different scales.
+// in rule (1): neighbouring layers have different scales.
 const StoredNumbers* stored_numbers(Numbers numbers, DType dtype, std::int64_t layer);
 
 inline constexpr int kMantissas = 128;  // of a bf16 number in [0.5, 1)

@@ -15,8 +15,8 @@
 // (3) The same calls with the same arguments give the same decisions: no clock, no randomness, no
 //     pointer order.
 //
-// Cost of a step: O(running requests + scheduled tokens / block size), without the prefix lookups
-// of waiting requests.
+// A step without preemptions costs O(running requests * groups), in addition to the prefix lookups
+// of waiting requests and the hashes of new tokens.
 #pragma once
 
 #include <cstdint>

@@ -166,8 +166,8 @@ constexpr bool keeps_nothing(CacheKind kind) { return traits_of(kind).keeps == K
 
 // Predicates on the rows that the kind stores.
 constexpr bool is_attention(CacheKind kind) { return traits_of(kind).rows != RowShape::none; }
-// False for HiSparse's device kinds: their layers have no spec of their own in the model, only
-// copies of another group's rows.
+// False for HiSparse's device kinds: a plan gives them whole pages (page_copy_bytes), no view per
+// layer.
 constexpr bool has_layer_views(CacheKind kind) { return !keeps_pages(kind); }
 constexpr bool is_mla(CacheKind kind) {  // MLAAttentionSpec and its subclasses
   return is_full_attention(kind) && traits_of(kind).rows == RowShape::single;

@@ -33,7 +33,7 @@ inline bool belongs_to_pages(const KVCacheGroupSpec& group) {
 }
 
 // Pages at the end of a request's table that stay pinned: a step in flight may still write them
-// (vLLM 0.33.0, v1/hisparse/coordinator.py).
+// (vLLM 0.33.0, v1/hisparse/types.py, ACTIVE_TAIL_PAGES).
 inline constexpr std::int32_t kActiveTailPages = 2;
 
 // One page of every resident group, copied to the host after the step's forward pass, or restored

@@ -46,8 +46,9 @@ struct TokenRun {
   bool operator==(const TokenRun&) const = default;
 };
 
-// Token `position` of the seeded source `seed`, in [0, 50000). Positions of 2^32 and more do not
-// occur: TokenRun::first is 32 bits wide, so the sum above never reaches the next seed.
+// Token `position` of the seeded source `seed`, in [0, 50000). A seed has 32 bits: of a longer one,
+// as symbolic runs may have, only the lower half decides the token ids. Positions also have 32
+// bits, so the sum never reaches the next seed.
 constexpr std::int32_t seeded_token(std::uint64_t seed, std::uint32_t position) {
   return static_cast<std::int32_t>(splitmix64((seed << 32) + position) % 50000);
 }
