@@ -188,7 +188,7 @@ class GroupManager {
   // Frees the blocks that attention past `num_computed_tokens` no longer reads.
   virtual void remove_skipped_blocks(Request& request, std::int32_t num_computed_tokens);
   // Publishes the request's full blocks within its first num_tokens tokens, and ends of its prompt
-  // inside a block. REQUIRES: the next step's attention finds these tokens in the cache.
+  // inside a block. REQUIRES: the current step computes these tokens at the latest.
   virtual void cache_blocks(Request& request, std::int32_t num_tokens);
   // Forgets what only this step's hits had to avoid.
   virtual void begin_step() {}

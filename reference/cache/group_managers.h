@@ -24,9 +24,9 @@ namespace lockstep {
 // scheduling in releases that count both; at most max_model_len.
 std::int32_t max_in_flight_tokens(const EngineConfig& config);
 
-// Keeps every block until the request ends. A hit is the longest run of cached blocks from the left,
-// because attention reads every earlier token. Where hits may end inside blocks, the longest cached
-// part of the next block extends it.
+// Keeps every block until the request ends. A hit is the longest run of cached blocks from the
+// left, because attention reads every earlier token. Where hits may end inside blocks, the longest
+// cached part of the next block extends it.
 class FullAttentionManager : public GroupManager {
  public:
   FullAttentionManager(const KVCacheSpec& spec, std::int32_t group, const EngineConfig& config,

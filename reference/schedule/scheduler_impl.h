@@ -112,8 +112,8 @@ struct StepState {
   std::vector<std::int32_t> to_encode;      // items of the request last asked for
   // The lookup of the waiting request under consideration.
   PrefixHit hit;
-  // Tokens past the last looked-up hit that only some groups hold. vLLM keeps the variable across
-  // requests of a step, so a request that looks nothing up inherits the value.
+  // Tokens past the last looked-up hit that only some groups hold. A request that looks nothing up
+  // uses the previous request's value.
   std::int32_t num_shared_of_last_lookup = 0;
 };
 
@@ -236,7 +236,7 @@ struct Scheduler::Impl {
   std::vector<RequestId> finished;       // since the last schedule()
   std::vector<RequestId> sent_back;      // by resets; the next step reports them
 
-  // Changes within a step.
+  // The step under construction, the budgets of every step, and the steps in flight.
   SchedulerOutput output;
   std::int32_t token_budget = 0;  // tokens per step
   std::int32_t draft_slots = 0;   // slots of the input budget per scheduled request

@@ -92,7 +92,8 @@ class EncoderInputs {
   void take(const Request& request, const std::vector<std::int32_t>& items);
   // Releases the rows of all of the request's items, allocated or not: invariant (2).
   void let_go(const Request& request);
-  // Collects the requests whose rows the worker drops: those that the previous step computed.
+  // Collects the identifiers of the items whose rows the worker drops: those that the previous step
+  // computed.
   void take_dropped(std::vector<std::string>& dropped);
 
   std::int32_t num_free_rows() const { return num_free_rows_; }
