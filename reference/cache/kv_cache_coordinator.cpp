@@ -34,7 +34,6 @@ bool zeroes(const EngineProfile& profile, std::span<const KVCacheGroupSpec> grou
   const bool has_mamba = std::ranges::any_of(
       groups, [](const KVCacheGroupSpec& g) { return is_state_kind(g.spec.kind); });
   if (!has_mamba && !(profile.zeroes_mixed_dtypes && has_several_dtypes(groups))) return false;
-  // Each value of ZeroedBlocks includes the previous one's kinds.
   switch (profile.zeroed_blocks) {
     case ZeroedBlocks::full_attention:
       return is_full_of_pairs(kind);
@@ -43,7 +42,6 @@ bool zeroes(const EngineProfile& profile, std::span<const KVCacheGroupSpec> grou
     case ZeroedBlocks::every_full_attention:
       return is_full_attention(kind);
     case ZeroedBlocks::attention:
-      // The widest rule, below: also windows and chunks.
       break;
   }
   return !is_state_kind(kind) && !is_ring(kind);
@@ -170,7 +168,6 @@ void KVCacheCoordinator::split_eagle_groups(std::span<const KVCacheGroupSpec> gr
   }
 }
 
-// A single group needs no agreement: its manager's search is the hit.
 void KVCacheCoordinator::find_longest_cache_hit(const Request& request, PrefixHit& hit) const {
   hit.clear(managers_.size());
   if (!config_.enable_prefix_caching || request.skips_prefix_cache) return;
@@ -292,7 +289,6 @@ std::optional<bool> KVCacheCoordinator::find_hit_of_attention(const Request& req
       static_cast<std::int32_t>(request.hashes.size()) * block_sizes_.hash_block_size;
   std::vector<std::vector<BlockId>*> tables;
   std::int32_t shortest = max_length;
-  // Each group searches on its own, up to the same maximum.
   for (const AttentionGroup& attention : attention_groups_) {
     const GroupManager& manager = *managers_[attention.groups[0]];
     const std::int32_t margin = block_sizes_.hits_parts_of_blocks && attention.is_full
@@ -311,8 +307,6 @@ std::optional<bool> KVCacheCoordinator::find_hit_of_attention(const Request& req
   return shortest < hit.num_tokens;
 }
 
-// find_hybrid() leaves the source's table longer than the common hit: the host still has pages that
-// the device has lost, and a load may use them.
 void KVCacheCoordinator::cut_source(PrefixHit& hit) const {
   if (host_pages_ == nullptr) return;
   std::vector<BlockId>& table = hit.blocks[source_group_];
@@ -321,7 +315,6 @@ void KVCacheCoordinator::cut_source(PrefixHit& hit) const {
   table.resize(std::min(table.size(), static_cast<std::size_t>(num_blocks)));
 }
 
-// Used where a load replaces the part of a block at the end of a hit.
 void KVCacheCoordinator::cut_hit(PrefixHit& hit, std::int32_t num_tokens) const {
   for (std::size_t g = 0; g < managers_.size(); ++g) {
     if (!is_prefix_cacheable(managers_[g]->spec())) continue;
@@ -453,7 +446,6 @@ std::int32_t KVCacheCoordinator::num_not_computed(const Request& request,
              : num_computed_tokens;
 }
 
-// Asks the managers for the whole request instead of the next chunk.
 std::int64_t KVCacheCoordinator::num_blocks_to_finish(const Request& request, const PrefixHit* hit,
                                                       std::int32_t num_slots_behind,
                                                       bool is_capped) const {
@@ -492,7 +484,6 @@ std::int32_t KVCacheCoordinator::num_left_behind(const Request& request,
   return num_computed_tokens;
 }
 
-// Starts with no limit, and each group narrows it.
 void KVCacheCoordinator::note_rest(Request& request, std::int32_t num_left_behind) const {
   if (has_states_ || host_pages_ != nullptr) return;
   constexpr std::int32_t kNever = std::numeric_limits<std::int32_t>::max();
@@ -513,7 +504,6 @@ bool KVCacheCoordinator::is_at_rest(const Request& request, std::int32_t num_new
          std::min(end, request.num_tokens()) < rest.publishes_at;
 }
 
-// At rest, nothing becomes full: one comparison.
 void KVCacheCoordinator::cache_blocks(Request& request, std::int32_t num_computed_tokens) {
   if (!config_.enable_prefix_caching || num_computed_tokens < request.rest.publishes_at) return;
   for (const auto& manager : managers_)
@@ -548,7 +538,6 @@ void KVCacheCoordinator::free(Request& request) {
   request.rest = {};
 }
 
-// Null entries are dropped: they carry no reference.
 TakenBlocks KVCacheCoordinator::take_table(Request& request) {
   TakenBlocks taken;
   for (std::int32_t g = 0; g < num_groups(); ++g) {
@@ -560,7 +549,6 @@ TakenBlocks KVCacheCoordinator::take_table(Request& request) {
   return taken;
 }
 
-// Resets the device pool first, as vLLM does; both are attempted.
 bool KVCacheCoordinator::reset_prefix_cache() {
   const bool is_reset = pool_->reset_prefix_cache();
   if (host_pages_ == nullptr) return is_reset;
@@ -578,7 +566,6 @@ bool KVCacheCoordinator::lacks_window(const Request& request,
   });
 }
 
-// Rounds down: a block that is only partly past num_computed_tokens is also withdrawn.
 void KVCacheCoordinator::withdraw(const Request& request, std::int32_t num_computed_tokens) {
   for (std::size_t g = 0; g < managers_.size(); ++g) {
     const std::vector<BlockId>& blocks = request.groups[g].blocks;
@@ -589,7 +576,6 @@ void KVCacheCoordinator::withdraw(const Request& request, std::int32_t num_compu
   }
 }
 
-// Without prefix caching no blocks are shared.
 void KVCacheCoordinator::num_common_prefix_blocks(const Request& request, std::int32_t num_requests,
                                                   std::vector<std::int32_t>& out) const {
   out.assign(managers_.size(), 0);
@@ -600,7 +586,6 @@ void KVCacheCoordinator::num_common_prefix_blocks(const Request& request, std::i
 
 void KVCacheCoordinator::take_copies(std::vector<KVCacheBlockCopy>& out,
                                      std::vector<BlockId>& held) {
-  // States are copied where their part is published, whether or not a hit can end there.
   if (!block_sizes_.hits_parts_of_blocks && !(has_states_ && profile_.hits_parts_of_blocks)) return;
   for (const auto& manager : managers_) manager->take_copies(out);
   for (const KVCacheBlockCopy& copy : out) held.insert(held.end(), {copy.from, copy.to});

@@ -129,6 +129,8 @@ class KVCacheCoordinator {
   // shorter table.
   void cut_hit(PrefixHit& hit, std::int32_t num_tokens) const;
   // Trims the table of the page source to the blocks that the hit and the load after it cover.
+  // find_hybrid() leaves it longer: the host still has pages that the device has lost, and a load
+  // may use them.
   void cut_source(PrefixHit& hit) const;
 
   // Gives the request slots for num_new_tokens more tokens and for lookahead, and adds `hit` to its
@@ -167,7 +169,8 @@ class KVCacheCoordinator {
   void record_again(const Request& request, std::int32_t first_token);
   // True if some group has freed blocks that attention past num_computed_tokens reads.
   bool lacks_window(const Request& request, std::int32_t num_computed_tokens) const;
-  // Unpublishes the request's blocks from num_computed_tokens onward.
+  // Unpublishes the request's blocks from num_computed_tokens onward, including a block that is only
+  // partly past it.
   void withdraw(const Request& request, std::int32_t num_computed_tokens);
 
   // Per group, the blocks at the head that all `num_requests` requests with blocks share; `request`

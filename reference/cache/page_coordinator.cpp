@@ -6,8 +6,6 @@
 
 namespace lockstep {
 
-// The host pool is not the coordinator's, so the count cannot be part of the sum over groups: it
-// either fits or refuses.
 std::int64_t PageSourceManager::num_blocks_to_allocate(const Request& request,
                                                        std::span<const BlockId> new_computed_blocks,
                                                        const SlotDemand& demand) const {
@@ -16,10 +14,9 @@ std::int64_t PageSourceManager::num_blocks_to_allocate(const Request& request,
   return required > pool_.num_free_blocks() ? coordinator_.device_pool().num_blocks() + 1 : 0;
 }
 
-// Records the load before its host blocks exist: plan_spills() must not copy pages that the load
-// writes.
 void PageSourceManager::allocate_loaded_blocks(Request& request, std::int32_t num_computed_tokens,
                                                bool zeroes) {
+  // Before its host blocks exist: plan_spills() must not copy pages that the load writes.
   coordinator_.begin_import(request, num_computed_tokens);
   FullAttentionManager::allocate_loaded_blocks(request, num_computed_tokens, zeroes);
 }
@@ -28,14 +25,11 @@ void PageSourceManager::cache_blocks(Request& request, std::int32_t num_tokens) 
   coordinator_.publish_when_ready(request, num_tokens);
 }
 
-// detach() reads the table, so it comes first.
 std::vector<BlockId> PageSourceManager::pop(Request& request) {
   coordinator_.detach(request);
   return FullAttentionManager::pop(request);
 }
 
-// A page's key is the hash at its end: of page p with `scale` hash blocks, number p * scale - 1
-// from 1.
 std::vector<BlockKey> PageSourceManager::keys_of(const Request& request,
                                                  std::int32_t num_pages) const {
   std::vector<BlockKey> keys;
@@ -52,8 +46,7 @@ std::int32_t PageCopyManager::find_longest_cache_hit(
   return 0;
 }
 
-// A request reads from the host if it imports, if it resumes from a prefix hit, or if it was
-// required to. The region is allocated as a whole or not at all.
+// A request reads from the host if it imports, resumes from a prefix hit, or was required to.
 std::int64_t HotPageManager::num_blocks_to_allocate(const Request& request,
                                                     std::span<const BlockId>,
                                                     const SlotDemand& demand) const {
@@ -63,7 +56,6 @@ std::int64_t HotPageManager::num_blocks_to_allocate(const Request& request,
   return std::max<std::int64_t>(spec_.blocks_per_request - std::ssize(of(request).blocks), 0);
 }
 
-// A hit's pages are on the host at first. Without resident pages the host is the only place.
 void HotPageManager::take_local_tokens(Request& request, std::int32_t num_local_tokens) {
   if (num_local_tokens > 0 || !coordinator_.has_resident_pages()) require_hot(request);
 }
@@ -82,8 +74,6 @@ std::vector<BlockId> HotPageManager::pop(Request& request) {
   return PageCopyManager::pop(request);
 }
 
-// Admission assumes that older pages move to the host, so a request reserves only what is in
-// flight.
 ResidentPageManager::ResidentPageManager(const KVCacheSpec& spec, std::int32_t group,
                                          const EngineConfig& config, BlockSizes sizes,
                                          BlockPool& pool, HostPageCoordinator& coordinator)
@@ -97,7 +87,7 @@ std::int64_t ResidentPageManager::num_blocks_to_allocate(const Request& request,
   const std::int64_t num_held = std::ssize(of(request).blocks);
   std::int64_t required = ceil_div(demand.num_tokens, block_size_);
   if (demand.total_computed_tokens > demand.num_local_computed_tokens) {
-    // An import: its last page is written on, so it needs a device block; earlier pages do not.
+    // An import: the request continues to write its last page, which needs a device block.
     const std::int32_t imported = ceil_div(demand.total_computed_tokens, block_size_);
     const bool needs_tail = page(request, imported - 1) == kNullBlock;
     return (needs_tail ? 1 : 0) +
@@ -115,7 +105,6 @@ void ResidentPageManager::take_local_tokens(Request& request, std::int32_t num_l
   coordinator_.commit_hit(request, on_host);
 }
 
-// The page in which the load ends may be full or not: the next token follows in it or after it.
 void ResidentPageManager::allocate_loaded_blocks(Request& request, std::int32_t num_computed_tokens,
                                                  bool) {
   std::vector<BlockId>& blocks = of(request).blocks;
@@ -127,8 +116,6 @@ void ResidentPageManager::allocate_loaded_blocks(Request& request, std::int32_t 
   blocks[tail] = given[0];
 }
 
-// detach() has released the clean pages. The others are dirty or in flight, and the caller frees
-// them.
 std::vector<BlockId> ResidentPageManager::pop(Request& request) {
   coordinator_.detach(request);
   std::vector<BlockId> blocks;
@@ -138,7 +125,6 @@ std::vector<BlockId> ResidentPageManager::pop(Request& request) {
   return blocks;
 }
 
-// A change overrides the table. Indices outside the table are not on the device.
 BlockId ResidentPageManager::page(const Request& request, std::int32_t index) const {
   const std::vector<BlockId>& blocks = of(request).blocks;
   if (index < 0 || index >= std::ssize(blocks)) return kNullBlock;
@@ -160,7 +146,6 @@ BlockId ResidentPageManager::drop(const Request& request, std::int32_t index) {
   return block;
 }
 
-// A tenth of the pool, or what add(HotPageManager&) raises it to.
 HostPageCoordinator::HostPageCoordinator(const EngineConfig& config,
                                          std::unique_ptr<BlockPool> host, BlockPool& device)
     : host_(std::move(host)),
@@ -173,8 +158,6 @@ HostPageCoordinator::HostPageCoordinator(const EngineConfig& config,
   device_.on_reuse([this](BlockId block) { block_is_reused(block); });
 }
 
-// Below the watermark requests switch to the host, which unpins their pages for others. The
-// watermark is at least one request's hot regions, because the switch itself takes them.
 void HostPageCoordinator::add(HotPageManager& hot) {
   hot_.push_back(&hot);
   std::int64_t cost = 0;
@@ -201,7 +184,6 @@ std::optional<HostPageCoordinator::CopyKey> HostPageCoordinator::key_of(BlockId 
   return CopyKey{host_->cache().key_of(host)};
 }
 
-// One block per resident group, in group order; empty if one of them has none.
 std::vector<BlockId> HostPageCoordinator::device_blocks(const Request& request,
                                                         std::int32_t page) const {
   std::vector<BlockId> blocks;
@@ -218,8 +200,6 @@ bool HostPageCoordinator::can_read_from_host(const Request& request) const {
   });
 }
 
-// Admission assumes that older pages move to the host once the request holds this many. A request
-// that keeps more of them pinned uses blocks that admission has counted for others.
 bool HostPageCoordinator::fills_admission_window(const Request& request) const {
   return std::ranges::any_of(resident_, [&](const ResidentPageManager* manager) {
     return manager->num_pages(request) >= manager->admission_cap();
@@ -230,7 +210,6 @@ void HostPageCoordinator::require_hot(const Request& request) {
   for (HotPageManager* manager : hot_) manager->require_hot(request);
 }
 
-// The pages of a hit are clean: other requests' transfers have put them on the host.
 void HostPageCoordinator::commit_hit(Request& request, std::int32_t num_host_pages) {
   all_resident_.erase(request.name);
   const auto num_host = static_cast<std::int32_t>(source_->blocks(request).size());
@@ -239,14 +218,11 @@ void HostPageCoordinator::commit_hit(Request& request, std::int32_t num_host_pag
   State& state = *state_of(request);
   for (std::int32_t page = 0; page < num_host_pages; ++page) state.clean.insert(page);
   state.num_ready = std::max(state.num_ready, num_host_pages);
-  // Copies are adopted after the allocation that admission has counted: adopting takes free blocks
-  // out of the pool.
+  // Copies are adopted after the allocation that admission has counted: they leave the free queue.
   state.num_to_adopt = std::max(state.num_to_adopt, num_host_pages);
   state.num_recorded = std::max(state.num_recorded, num_host_pages);
 }
 
-// Reads pages of the hit from the device where a copy is still there. Each adopted block gets a
-// reference, and workers receive it in a residency update.
 void HostPageCoordinator::adopt_copies(State& state) {
   const std::vector<BlockId>& host = source_->blocks(*state.request);
   const auto end = std::min<std::int32_t>(std::exchange(state.num_to_adopt, 0),
@@ -265,7 +241,6 @@ void HostPageCoordinator::adopt_copies(State& state) {
   }
 }
 
-// Pages in flight are recorded when their transfer completes.
 void HostPageCoordinator::record_copies(State& state, std::int32_t num_tokens) {
   const std::vector<BlockId>& host = source_->blocks(*state.request);
   const auto end = std::min(num_tokens / block_size(), static_cast<std::int32_t>(host.size()));
@@ -275,12 +250,12 @@ void HostPageCoordinator::record_copies(State& state, std::int32_t num_tokens) {
   state.num_recorded = std::max(state.num_recorded, end);
 }
 
-// The newest copy replaces an older one: its blocks are evicted later.
 void HostPageCoordinator::record_copy(const State& state, std::int32_t page, BlockId host) {
   const auto key = key_of(host);
   if (!key) return;
   std::vector<BlockId> blocks = device_blocks(*state.request, page);
   if (blocks.empty()) return;
+  // The newest copy replaces an older one: its blocks are evicted later.
   drop_copy(*key);
   for (const BlockId block : blocks) copy_of_.insert_or_assign(block, *key);
   copies_.insert_or_assign(*key, std::move(blocks));
@@ -293,8 +268,6 @@ void HostPageCoordinator::drop_copy(const CopyKey& key) {
   copies_.erase(copy);
 }
 
-// All resident groups release the page together. readers_ remembers which request still reads each
-// block.
 bool HostPageCoordinator::unpin_page(State& state, std::int32_t page) {
   if (!is_clean(state, page)) return false;
   for (const ResidentPageManager* manager : resident_)
@@ -310,13 +283,11 @@ bool HostPageCoordinator::unpin_page(State& state, std::int32_t page) {
   return true;
 }
 
-// A request without a hot region keeps its pages pinned: it cannot read the host.
 void HostPageCoordinator::page_is_clean(State& state, std::int32_t page) {
   state.pinned_clean.insert(page);
   if (can_read_from_host(*state.request)) unpin_page(state, page);
 }
 
-// Several requests may read one block: a shared prefix.
 void HostPageCoordinator::block_is_reused(BlockId block) {
   if (const auto copy = copy_of_.find(block); copy != copy_of_.end())
     drop_copy(CopyKey(copy->second));
@@ -324,11 +295,10 @@ void HostPageCoordinator::block_is_reused(BlockId block) {
   if (readers == readers_.end()) return;
   const std::set<Page> pages = std::move(readers->second);
   readers_.erase(readers);
+  // Several requests may read one block: a shared prefix.
   for (const Page& page : pages) lose_page(page);
 }
 
-// The page is lost in all groups, even if only one block was reused: transfers and reads treat
-// pages as a whole. The request must read from the host from now on.
 void HostPageCoordinator::lose_page(const Page& page) {
   all_resident_.erase(page.first);
   State* const state = find(page.first);
@@ -346,8 +316,7 @@ void HostPageCoordinator::lose_page(const Page& page) {
 void HostPageCoordinator::update_residency(State& state) {
   if (state.num_to_adopt > 0) adopt_copies(state);
   if (can_read_from_host(*state.request)) {
-    // Tail first: a prefix loses its tail before its head. A copy of the set, because unpin_page()
-    // changes it.
+    // Tail first: a prefix loses its tail before its head. A copy, since unpin_page() changes it.
     const std::set<std::int32_t> pages = state.pinned_clean;
     for (auto page = pages.rbegin(); page != pages.rend(); ++page) unpin_page(state, *page);
     return;
@@ -356,8 +325,6 @@ void HostPageCoordinator::update_residency(State& state) {
     require_hot(*state.request);
 }
 
-// Copies every full page that the host does not have. One step sends at most as many pages as a
-// request of max_model_len has. Pages that a load is filling are skipped.
 void HostPageCoordinator::plan_spills(State& state, std::int32_t num_tokens) {
   const std::int32_t end = num_tokens / block_size();
   const auto import = imports_.find(state.request->name);
@@ -372,7 +339,6 @@ void HostPageCoordinator::plan_spills(State& state, std::int32_t num_tokens) {
   }
 }
 
-// Both sides get a reference for the time of the copy, invariant (3).
 bool HostPageCoordinator::plan_transfer(const std::shared_ptr<State>& state, std::int32_t page,
                                         bool restores) {
   const std::vector<BlockId>& hosts = source_->blocks(*state->request);
@@ -396,7 +362,6 @@ bool HostPageCoordinator::plan_transfer(const std::shared_ptr<State>& state, std
   return true;
 }
 
-// Replaces an earlier publication of the same request: the new one covers more tokens.
 void HostPageCoordinator::publish_when_ready(Request& request, std::int32_t num_tokens) {
   State& state = *state_of(request);
   state.publication =
@@ -404,8 +369,6 @@ void HostPageCoordinator::publish_when_ready(Request& request, std::int32_t num_
   publish(state);
 }
 
-// Publishes the head of the publication that is on the host. Host copies arrive after the tokens
-// that they cover, so a long prefill publishes page by page.
 void HostPageCoordinator::publish(State& state) {
   if (!state.publication) return;
   const std::int32_t num_tokens =
@@ -420,7 +383,6 @@ void HostPageCoordinator::begin_import(const Request& request, std::int32_t num_
   imports_[request.name] = num_tokens;
 }
 
-// The last page, possibly partial, is restored to the device: the request writes on in it.
 void HostPageCoordinator::finish_import(Request& request, bool failed) {
   const auto import = imports_.find(request.name);
   if (import == imports_.end()) return;
@@ -436,21 +398,19 @@ void HostPageCoordinator::finish_import(Request& request, bool failed) {
   publish(*state);
 }
 
-// Residency updates are taken last: spills and unpinning above may lose pages.
 HostPageCommand HostPageCoordinator::plan_step(std::span<const Row> rows) {
   HostPageCommand command;
   command.is_told = true;
   for (const Row& row : rows) {
-    // Rows that MTP modules compute again are not final, so they are not copied yet.
     State& state = *state_of(*row.request);
     const std::int32_t end = std::min(row.computed + row.num_tokens, row.request->num_tokens());
+    // Rows that MTP modules compute again are not final, so they are not copied yet.
     plan_spills(state, std::max(end - num_reprefillable_tokens_, 0));
     update_residency(state);
   }
   command.transfers = std::exchange(to_send_, {});
   for (const Row& row : rows) {
-    // Drafts in flight that were rejected are written again at the same positions, so their rows
-    // are mirrored again.
+    // Rejected drafts in flight are written again at the same positions, and mirrored again.
     const std::int32_t begin =
         mirrors_placeholders_ ? std::max(row.computed - row.request->num_output_placeholders, 0)
                               : row.computed;
@@ -459,6 +419,7 @@ HostPageCommand HostPageCoordinator::plan_step(std::span<const Row> rows) {
          mirrors_of(*row.request, begin, row.computed + row.num_tokens + num_lookahead_),
          {}});
   }
+  // Residency last: spills and unpinning above may lose pages.
   command.all_resident = all_resident(rows);
   for (std::size_t i = 0; i < rows.size(); ++i)
     command.rows[i].residency = take_residency(*rows[i].request);
@@ -466,8 +427,6 @@ HostPageCommand HostPageCoordinator::plan_step(std::span<const Row> rows) {
   return command;
 }
 
-// One span per page. A page that has a block on one side only needs no mirror: a page on the host
-// only is not written, and a page without a host block has no destination.
 std::vector<RowMirror> HostPageCoordinator::mirrors_of(Request& request, std::int32_t begin,
                                                        std::int32_t end) const {
   std::vector<RowMirror> mirrors;
@@ -489,8 +448,6 @@ std::vector<RowMirror> HostPageCoordinator::mirrors_of(Request& request, std::in
   return mirrors;
 }
 
-// Pages become null only by a hit, an import or a reused block, each of which erases the request
-// from all_resident_. So each request is scanned once: O(pages) in total.
 bool HostPageCoordinator::all_resident(std::span<const Row> rows) {
   for (const Row& row : rows) {
     const std::int32_t num_pages = ceil_div(row.computed + row.num_tokens, block_size());
@@ -504,13 +461,12 @@ bool HostPageCoordinator::all_resident(std::span<const Row> rows) {
   return true;
 }
 
-// Stale pages first, then new ones, both ascending. A request that is not scheduled keeps its
-// changes for its next step.
 ResidencyUpdate HostPageCoordinator::take_residency(Request& request) {
   State& state = *state_of(request);
   ResidencyUpdate update;
   const std::int32_t num_pages = resident_[0]->num_pages(request);
   if (state.stale.empty() && state.num_synced >= num_pages) return update;
+  // Stale pages first, then new ones, both ascending.
   update.pages.assign(state.stale.begin(), state.stale.end());
   for (std::int32_t page = state.num_synced; page < num_pages; ++page) update.pages.push_back(page);
   for (const ResidentPageManager* manager : resident_) {
@@ -522,8 +478,6 @@ ResidencyUpdate HostPageCoordinator::take_residency(Request& request) {
   return update;
 }
 
-// Device blocks of all completed transfers are freed before any page is published, in the order of
-// the transfers. The order of publication is that of a Python set (in_set_order).
 void HostPageCoordinator::take_transfers(std::span<const TransferCount> enqueued,
                                          std::span<const TransferCount> completed,
                                          const SetOrder& in_set_order) {
@@ -534,6 +488,7 @@ void HostPageCoordinator::take_transfers(std::span<const TransferCount> enqueued
   for (const auto& [id, count] : completed)
     if (const auto transfer = pending_.find(id); transfer != pending_.end())
       transfer->second.num_completed += count;
+  // All device blocks are freed before any page is published, in the order of the transfers.
   std::vector<std::int64_t> done;
   for (const auto& [id, transfer] : pending_) {
     if (!transfer.is_done()) continue;
@@ -553,13 +508,11 @@ void HostPageCoordinator::take_transfers(std::span<const TransferCount> enqueued
   }
 }
 
-// Marks the page clean, or publishes for a finished request. `names` collects the requests whose
-// pages have become clean, each once, in order of completion. A state that is no longer the
-// request's (it was preempted) is ignored.
 void HostPageCoordinator::complete(Transfer& transfer, std::vector<std::string>& names) {
   const auto& [name, page] = transfer.page;
   State& state = *transfer.state;
   state.under_way.erase(page);
+  // Not after a preemption: the name then has another state, or none.
   if (find(name) == &state) {
     if (!transfer.restores) state.clean.insert(page);
     if (state.clean.contains(page)) {
@@ -574,8 +527,6 @@ void HostPageCoordinator::complete(Transfer& transfer, std::vector<std::string>&
   host_->free_blocks({&transfer.host, 1});
 }
 
-// Publishes the host pages of a finished request after its last transfer, as far as they are clean
-// without a gap, and frees their host blocks, tail first.
 void HostPageCoordinator::publish_detached(State& state) {
   Publication& publication = *state.publication;
   if (!state.under_way.empty() || !publication.is_detached) return;
@@ -593,20 +544,16 @@ void HostPageCoordinator::publish_detached(State& state) {
   state.publication.reset();
 }
 
-// A host block whose only reference is the transfer's is freed with it. A device block is freed if
-// its request can unpin the page.
 bool HostPageCoordinator::has_pending_reclamation() const {
   return std::ranges::any_of(pending_, [&](const auto& entry) {
     const Transfer& transfer = entry.second;
+    // Only the transfer holds the host block, which is freed with it.
     if (host_->ref_cnt(transfer.host) == 1) return true;
     const State* const state = find(transfer.page.first);
     return state != nullptr && can_read_from_host(*state->request);
   });
 }
 
-// Ends the request's pages. Clean pages stay readable where they are until the pool allocates their
-// blocks again, so a later hit can adopt them. Dirty pages stay in the table: pop() returns them
-// and the caller frees them.
 void HostPageCoordinator::detach(Request& request) {
   all_resident_.erase(request.name);
   imports_.erase(request.name);

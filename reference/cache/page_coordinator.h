@@ -58,7 +58,7 @@ class PageSourceManager : public FullAttentionManager {
       : FullAttentionManager(spec, group, config, sizes, pool), coordinator_(coordinator) {}
 
   // Counts no device blocks: 0 if the host pool suffices, otherwise more blocks than the device
-  // pool owns, which refuses the request.
+  // pool owns, which refuses the request. The host pool cannot be part of the sum over groups.
   std::int64_t num_blocks_to_allocate(const Request& request,
                                       std::span<const BlockId> new_computed_blocks,
                                       const SlotDemand& demand) const override;
@@ -71,12 +71,13 @@ class PageSourceManager : public FullAttentionManager {
     FullAttentionManager::cache_blocks(request, num_tokens);
   }
   void free(Request& request) override { pool_.free_blocks_reversed(pop(request)); }
+  // Detaches the pages first: detach() reads the table.
   std::vector<BlockId> pop(Request& request) override;
 
   BlockPool& pool() { return pool_; }
   std::int32_t group() const { return group_; }
   std::vector<BlockId>& blocks(Request& request) const { return of(request).blocks; }
-  // The keys of the request's first num_pages pages.
+  // The keys of the request's first num_pages pages: each page's hash at its end.
   std::vector<BlockKey> keys_of(const Request& request, std::int32_t num_pages) const;
   std::int32_t num_cached_blocks(const Request& request) const {
     return std::max(of(request).num_cached_blocks, 0);
@@ -117,8 +118,10 @@ class HotPageManager : public PageCopyManager {
   bool has_hot(const Request& request) const {
     return std::ssize(of(request).blocks) == spec_.blocks_per_request;
   }
+  // The region is allocated as a whole or not at all.
   std::int64_t num_blocks_to_allocate(const Request& request, std::span<const BlockId>,
                                       const SlotDemand& demand) const override;
+  // A hit's pages are on the host at first, so a request with a hit needs a region.
   void take_local_tokens(Request& request, std::int32_t num_local_tokens) override;
   void allocate_loaded_blocks(Request& request, std::int32_t, bool) override {
     require_hot(request);
@@ -136,6 +139,7 @@ class ResidentPageManager : public PageCopyManager {
   ResidentPageManager(const KVCacheSpec& spec, std::int32_t group, const EngineConfig& config,
                       BlockSizes sizes, BlockPool& pool, HostPageCoordinator& coordinator);
 
+  // Admission assumes that older pages move to the host, so it reserves only what is in flight.
   std::int64_t num_blocks_to_allocate(const Request& request, std::span<const BlockId>,
                                       const SlotDemand& demand) const override;
   void take_local_tokens(Request& request, std::int32_t num_local_tokens) override;
@@ -143,12 +147,15 @@ class ResidentPageManager : public PageCopyManager {
   // the host.
   void allocate_loaded_blocks(Request& request, std::int32_t num_computed_tokens,
                               bool zeroes) override;
+  // detach() has released the clean pages. The others are dirty or in flight, and the caller frees
+  // them.
   std::vector<BlockId> pop(Request& request) override;
 
   std::int32_t num_pages(const Request& request) const {
     return static_cast<std::int32_t>(of(request).blocks.size());
   }
-  // The current device block of a page; the null block: not on the device.
+  // The current device block of a page; the null block: not on the device. A change overrides the
+  // table.
   BlockId page(const Request& request, std::int32_t index) const;
   // Points a page at an existing copy. False: the page is on the device, or does not exist.
   bool adopt(const Request& request, std::int32_t index, BlockId block);
@@ -210,7 +217,8 @@ class HostPageCoordinator {
   void take_transfers(std::span<const TransferCount> enqueued,
                       std::span<const TransferCount> completed, const SetOrder& in_set_order);
   // True if an in-flight transfer will free blocks of the device or of the host, so that waiting is
-  // better than preempting.
+  // better than preempting: the host block has no other reference, or the request can unpin the
+  // page.
   bool has_pending_reclamation() const;
   bool has_pages_to_send() const { return !to_send_.empty(); }
   bool has_pending_work() const { return !to_send_.empty() || !pending_.empty(); }
@@ -274,11 +282,13 @@ class HostPageCoordinator {
   std::vector<BlockId> device_blocks(const Request& request, std::int32_t page) const;
   // True if device pages may disappear under the request: it has all its hot regions.
   virtual bool can_read_from_host(const Request& request) const;
-  // True if the request holds as many pages as its admission assumed.
+  // True if the request holds as many pages as its admission assumed. A request that keeps more of
+  // them pinned uses blocks that admission has counted for others.
   bool fills_admission_window(const Request& request) const;
   void require_hot(const Request& request);
 
-  // Points pages of a hit at device copies that are still readable.
+  // Points pages of a hit at device copies that are still readable. Each adopted block gets a
+  // reference, and workers receive it in a residency update.
   void adopt_copies(State& state);
   // Index the device copies of published pages, and remove an entry of the index.
   void record_copies(State& state, std::int32_t num_tokens);
@@ -288,30 +298,43 @@ class HostPageCoordinator {
   virtual bool is_clean(const State& state, std::int32_t page) const {
     return state.clean.contains(page) && !state.under_way.contains(page);
   }
-  // Releases the device blocks of a clean page. False: it is dirty, in flight, one of the last
-  // pages, or not on the device.
+  // Releases the device blocks of a clean page, in all resident groups together. False: it is
+  // dirty, in flight, one of the last pages, or not on the device.
   bool unpin_page(State& state, std::int32_t page);
+  // A request without a hot region keeps its pages pinned: it cannot read the host.
   void page_is_clean(State& state, std::int32_t page);
   // The pool allocated a block that pages are still read from: each of them is lost on the device.
   void block_is_reused(BlockId block);
+  // The page is lost in all groups, even if only one block was reused: transfers and reads treat
+  // pages as a whole. The request must read from the host from now on.
   virtual void lose_page(const Page& page);
+  // Unpins the clean pages of a request that can read from the host. Other requests ask for a hot
+  // region once free blocks run low, or once they fill their admission window.
   void update_residency(State& state);
-  // Plans the copies to the host.
+  // Plans copies to the host of every full page that has none. One step sends at most as many pages
+  // as a request of max_model_len has. Pages that a load is filling are skipped.
   void plan_spills(State& state, std::int32_t num_tokens);
-  // Plans one copy of a page, in either direction. False: it is in flight, or has no block on one
-  // side.
+  // Plans one copy of a page, in either direction. Both sides get a reference until it has
+  // completed. False: the page is in flight, or has no block on one side.
   virtual bool plan_transfer(const std::shared_ptr<State>& state, std::int32_t page, bool restores);
-  // Publishes the head of the request's pages that is on the host.
+  // Publishes the head of the request's pages that is on the host. Host copies arrive after the
+  // tokens that they cover, so a long prefill publishes page by page.
   void publish(State& state);
+  // The same for a finished request, after its last transfer, as far as its pages are clean without
+  // a gap; then frees their host blocks, tail first.
   void publish_detached(State& state);
-  // Ends a transfer; appends the request's name if it has pages to publish.
+  // Ends a transfer: the page is clean. Appends the request's name, each once, if it has pages to
+  // publish. Ignores a request that was preempted.
   void complete(Transfer& transfer, std::vector<std::string>& names);
-  // Spans of the rows [begin, end) that the step also copies to the host.
+  // Spans of the rows [begin, end) that the step also copies to the host, one per page. A page with
+  // a block on one side only has none: it is not written, or has no destination.
   virtual std::vector<RowMirror> mirrors_of(Request& request, std::int32_t begin,
                                             std::int32_t end) const;
-  // True if no row of the step reads from the host, so workers may skip that path.
+  // True if no row of the step reads from the host, so workers may skip that path. Pages become
+  // null only by a hit, an import or a reused block, so each request is scanned once after those.
   virtual bool all_resident(std::span<const Row> rows);
-  // Changes of the request's pages since its last update.
+  // Changes of the request's pages since its last update. A request that is not scheduled keeps its
+  // changes for its next step.
   virtual ResidencyUpdate take_residency(Request& request);
 
   std::map<std::int64_t, Transfer> pending_;  // by id, in order of planning
@@ -326,7 +349,9 @@ class HostPageCoordinator {
   std::int32_t num_reprefillable_tokens_;
   std::int32_t num_lookahead_;
   bool mirrors_placeholders_;  // rejected drafts in flight are written again
-  // Free device blocks below which requests ask for hot regions.
+  // Free device blocks below which requests switch to the host, which unpins their pages for
+  // others: a tenth of the pool, at least one request's hot regions, because the switch itself
+  // takes them.
   std::int64_t transition_watermark_;
 
   std::map<std::string, std::shared_ptr<State>> states_;
