@@ -1,7 +1,7 @@
 // The parts of the generator by file: cache_generator.cpp makes groups and their pool;
 // whole_caches.cpp shards and replicates them; engine_generator.cpp makes the options of the
-// engine, its ranks, the backend's modes and KV connectors; hisparse_generator.cpp makes host
-// pages; traffic_generator.cpp makes arrivals, aborts and faults.
+// engine, its ranks, the backend's modes and KV connectors; traffic_generator.cpp makes
+// arrivals, aborts and faults. draw_host_pages() has a file of its own.
 //
 // A function that cannot apply its feature returns without a change: a feature is a permission and
 // not a promise.
@@ -75,8 +75,8 @@ void split_blocks(Draw& draw, SavedCase& saved);
 void draw_encoders_and_sinks(Draw& draw, SavedCase& saved);
 // Adds layers of a draft model to a group, if the engine drafts with a model.
 void draw_drafter_cache(Draw& draw, SavedCase& saved);
-// Replaces the cache by HiSparse's groups of host pages, with the workers of their pages and, by
-// feature, with peers.
+// Replaces the cache by groups of host pages, with the workers of their pages and, by feature, with
+// peers.
 void draw_host_pages(Draw& draw, SavedCase& saved);
 // Generates decode context parallelism with replicated caches: windows, rings and states, and other
 // groups by chance. A cache of one group gets a replicated copy of that group.

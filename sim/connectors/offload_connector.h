@@ -216,9 +216,8 @@ class OffloadConnector final : public WorkerConnector, public TransferPlanner {
 };
 
 // Page workers as a KV connector: they copy pages between the host pool and the device as each step
-// requires, and report when a copy starts and completes. Modelled after HiSparse's workers in vLLM
-// 0.33.0 (vllm/distributed/kv_transfer/kv_connector/v1/hisparse/worker.py, take_transfer_updates();
-// messages in reference/types/host_pages.h).
+// requires, and report when a copy starts and completes. Messages and their source in
+// vLLM: reference/types/host_pages.h.
 //
 // Invariants
 // (1) Page workers have no prefixes and keep no finished request's blocks. The scheduler itself
