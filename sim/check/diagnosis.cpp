@@ -236,8 +236,13 @@ void Diagnosis::set_slot(Divergence& found, const WorkerRequest& request,
   const bool is_sink = position < num_sinks;
   const std::int64_t size = model_.block_size(found.group);
   std::int64_t block = 1 + position / size;
-  if (!is_sink) block = index_of(request.tables[found.group][entry]);
   found.token = position;
+  if (!is_sink) {
+    const std::vector<BlockId>& table = request.tables[found.group];
+    // Another context parallel rank keeps the token: it has no slot on this one.
+    if (std::cmp_greater_equal(entry, table.size())) return;
+    block = index_of(table[entry]);
+  }
   found.block = static_cast<std::int32_t>(block);
   found.slot = block * size + (is_sink ? position % size : offset);
 }

@@ -337,8 +337,12 @@ class Search {
 
 const ConformMismatch* Fit::new_behaviour() const {
   const ConformMismatch* shortest = nullptr;
+  // A mismatch of the end line has step -1. As an unsigned number it is later than any step.
+  const auto step_of = [](const ConformMismatch& mismatch) {
+    return static_cast<std::uint64_t>(mismatch.step);
+  };
   for (const ConformFile& file : summary.files)
-    if (file.mismatch && (shortest == nullptr || file.mismatch->step < shortest->step))
+    if (file.mismatch && (shortest == nullptr || step_of(*file.mismatch) < step_of(*shortest)))
       shortest = &*file.mismatch;
   return shortest;
 }

@@ -78,10 +78,13 @@ MultiConnector::MultiConnector(std::vector<KVConnector*> parts, bool async_sched
 
 KVConnectorTraits MultiConnector::traits() const {
   KVConnectorTraits all;
+  // Every part must complete them (vLLM 0.33.0, kv_connector/v1/multi_connector.py,
+  // supports_divergent_local_hybrid_hits). One part is enough for the other traits.
+  all.completes_divergent_hits = true;
   for (const KVConnector* part : parts_) {
     const KVConnectorTraits traits = part->traits();
     all.requires_kv_delivery |= traits.requires_kv_delivery;
-    all.completes_divergent_hits |= traits.completes_divergent_hits;
+    all.completes_divergent_hits &= traits.completes_divergent_hits;
     all.waits_for_sends |= traits.waits_for_sends;
   }
   return all;

@@ -170,6 +170,7 @@ class FaultyWorkload final : public Workload {
   std::vector<std::string> left_before_;  // ended in the previous step
   std::vector<std::string> left_;         // ended in the current step
   std::int64_t step_ = -1;
+  mutable std::int64_t last_early_ = -1;  // last step whose output an early_output delivered
   mutable std::array<std::int64_t, kNumFaultKinds> effects_{};  // output_comes_in() counts too
 };
 

@@ -23,8 +23,8 @@ Result<void> plan_by_tensors(const LayerSpecs& layers, const PlanOptions& option
     const Capacity capacity = capacity_of(worker, options);
     const std::int64_t block_bytes = capacity.pool_bytes / capacity.num_blocks;
     memory.num_blocks = capacity.num_blocks;
-    if (memory.groups != 0 && capacity.capacity_tokens > memory.capacity_tokens) continue;
     memory.bytes_per_block = std::max(memory.bytes_per_block, block_bytes);
+    if (memory.groups != 0 && capacity.capacity_tokens > memory.capacity_tokens) continue;
     memory.capacity_tokens = capacity.capacity_tokens;
     memory.at_once = capacity.max_concurrency;
     memory.groups = std::ssize(worker.groups);

@@ -106,6 +106,9 @@ nlohmann::ordered_json json_of(const Divergence& found) {
   return json;
 }
 
-std::string to_json(const Divergence& divergence) { return json_of(divergence).dump(2) + "\n"; }
+std::string to_json(const Divergence& divergence) {
+  using Json = nlohmann::ordered_json;
+  return json_of(divergence).dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
 
 }  // namespace lockstep

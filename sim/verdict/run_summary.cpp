@@ -57,7 +57,10 @@ nlohmann::ordered_json json_of(const RunSummary& summary) {
     json["engine_failure"] = {
         {"kind", failure->kind}, {"what", failure->what}, {"trace", failure->trace}};
   if (const auto& found = summary.mismatch)
-    json["mismatch"] = {{"check", found->check}, {"step", found->step}, {"what", found->what}};
+    json["mismatch"] = {{"check", found->check},
+                        {"step", found->step},
+                        {"request", found->request},
+                        {"what", found->what}};
   if (const auto& found = summary.violation)
     json["violation"] = {{"check", found->check},
                          {"step", found->step},

@@ -48,8 +48,10 @@ void may_set(FieldReader& io, std::string_view key, std::optional<std::int64_t>&
 template <class Io>
 void planned_states(Io& io, FieldsOf<Io, KVCacheSpec>& spec) {
   if constexpr (Io::kReads) {
-    for (JsonValue shape : io.object.required("shapes").array())
+    for (JsonValue shape : io.object.required("shapes").array()) {
       form::Each{form::Between{1, kHeadSizeMax}}.read(shape, spec.states.emplace_back().dims);
+      if (spec.states.back().dims.empty()) shape.refuse("a shape of one dimension or more");
+    }
     std::size_t i = 0;
     for (JsonValue dtype : io.object.required("dtypes").array())
       if (i < spec.states.size()) kTorchType.read(dtype, spec.states[i++].dtype);

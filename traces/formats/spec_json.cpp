@@ -54,8 +54,10 @@ void read_mla_rows(JsonValue value, KVCacheSpec& spec) {
 template <class Io>
 void state_fields(Io& io, FieldsOf<Io, KVCacheSpec>& spec) {
   if constexpr (Io::kReads) {
-    for (JsonValue shape : io.object.required("shapes").array())
+    for (JsonValue shape : io.object.required("shapes").array()) {
       form::Each{kSize}.read(shape, spec.states.emplace_back().dims);
+      if (spec.states.back().dims.empty()) shape.refuse("a shape of one dimension or more");
+    }
     JsonValue dtypes = io.object.required("dtypes");
     const JsonArray types = dtypes.array();
     if (types.size() != spec.states.size())
