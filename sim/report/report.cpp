@@ -39,6 +39,7 @@ Json steps_json(const std::vector<TimelineStep>& steps) {
   return json;
 }
 
+// Spans are triples: LaneSpan::Kind as a number, first step, last step.
 Json lanes_json(const std::vector<Lane>& lanes) {
   Json json = Json::array();
   for (const Lane& lane : lanes) {
@@ -95,6 +96,7 @@ std::string html_report(const ReportInfo& info, const RunSummary& summary,
        {{"title", info.title}, {"command", info.command}, {"configuration", info.configuration}}},
       {"summary", json_of(summary)},
       {"timeline", timeline_json(timeline)}};
+  // Concatenation, not a replacement in the finished text: the data itself may contain the mark.
   const std::string_view page = report_page();
   constexpr std::string_view mark = "%DATA%";
   const std::size_t at = page.find(mark);

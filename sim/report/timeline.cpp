@@ -24,12 +24,14 @@ void merge_into(TimelineStep& into, const TimelineStep& next) {
   into = sum;
 }
 
+// Compares what the map shows; step and block identify a change.
 bool same_state(const BlockChange& a, const BlockChange& b) {
   return a.group == b.group && a.holders == b.holders && a.lane == b.lane && a.cached == b.cached;
 }
 
 }  // namespace
 
+// Every block starts free and without content.
 TimelineRecorder::TimelineRecorder(const RunConfig& config, const TimelineLimits& limits)
     : config_(config), limits_(limits) {
   timeline_.num_blocks = config.backend.plan.num_blocks;
@@ -42,6 +44,7 @@ std::int32_t TimelineRecorder::lane_of(RequestId id) const {
   return index_of(id) < lanes_.size() ? lanes_[id] : -1;
 }
 
+// Request ids are reused, so the id's lane is replaced. Requests after lanes_max have none.
 void TimelineRecorder::arrived(const Arrival& arrival) {
   const RequestId id = arrival.id;
   if (index_of(id) >= lanes_.size()) lanes_.resize(index_of(id) + 1, -1);
@@ -106,6 +109,7 @@ bool TimelineRecorder::decided(const StepView& view) {
   return true;
 }
 
+// An entry is complete when it covers stride_ steps; until then the next steps are merged into it.
 void TimelineRecorder::add_step(const TimelineStep& entry) {
   std::vector<TimelineStep>& steps = timeline_.steps;
   ++timeline_.num_steps;
@@ -116,6 +120,7 @@ void TimelineRecorder::add_step(const TimelineStep& entry) {
   if (static_cast<std::int64_t>(steps.size()) > limits_.steps_max) thin_steps();
 }
 
+// Merges pairs of entries, in place. An odd last entry is filled by later steps.
 void TimelineRecorder::thin_steps() {
   std::vector<TimelineStep>& steps = timeline_.steps;
   std::size_t kept = 0;
@@ -170,6 +175,7 @@ void TimelineRecorder::follow_blocks(const DecisionSource& decisions, TimelineSt
      : block.cached    ? entry.cached_blocks
                        : entry.free_blocks)++;
   }
+  // Counts above are exact in every step; only the drawn changes are thinned.
   if (step_ % change_stride_ != 0) return;
   const auto followed = std::min(static_cast<std::size_t>(limits_.blocks_max), blocks_.size());
   for (std::size_t b = 1; b < followed; ++b) {

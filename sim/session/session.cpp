@@ -170,6 +170,7 @@ Result<std::unique_ptr<LockstepRun>> Session::start() {
   return LockstepRun::start(config_, parts_of(engines_.front()));
 }
 
+// One engine runs without the data parallel loop: its rank calls no collectives.
 Result<RunReport> Session::run() {
   if (engines_.size() == 1) return run_lockstep(config_, parts_of(engines_.front()));
   std::vector<EngineParts> engines;
@@ -352,6 +353,7 @@ bool follows_recording(const SavedCase& saved, const DecisionsFactory& decisions
   return saved.recording && saved.decide == Decides::recording && !decisions;
 }
 
+// The recording is copied, since a session owns everything it runs.
 std::unique_ptr<Workload> workload_of(const SavedCase& saved) {
   if (saved.recording)
     return make_recording_workload(std::make_shared<const Recording>(*saved.recording));

@@ -19,6 +19,7 @@ BackendConfig make_backend_config(const EngineConfig& engine, KVCacheConfig plan
   config.attention_backend = attention_backend;
   config.num_rows = engine.max_num_seqs;
   config.max_tokens_per_step = engine.max_num_batched_tokens;
+  // Groups may be replicated, so the ranks are those of the most sharded group.
   for (const KVCacheGroupSpec& group : plan.groups)
     config.context.num_ranks =
         std::max(config.context.num_ranks, num_context_ranks(engine, group.spec));
@@ -40,6 +41,9 @@ BackendConfig make_backend_config(const EngineConfig& engine, KVCacheConfig plan
     const std::int64_t tokens = is_cross_attention(spec)
                                     ? max_encoder_rows(engine)
                                     : engine.max_model_len + engine.num_spec_tokens;
+    // Tables are as wide as the longest request with its drafts. A rank of context parallelism
+    // holds only its share of the tokens. Example: max_model_len 4096, 4 drafts, block_size 16: 257
+    // entries.
     config.max_blocks_per_row.push_back(
         static_cast<std::int32_t>(cdiv(tokens, spec.block_size * num_context_ranks(engine, spec)) +
                                   spec.num_speculative_blocks));
@@ -75,8 +79,9 @@ BackendConfig config_of_rank(const BackendConfig& config, std::int32_t rank) {
   const std::int32_t in_stage = rank / side_by_side;
   const std::int32_t pcp_rank = in_stage % num_pcp_ranks(config);
   own.context.rank = pcp_rank * dcp_size + place % dcp_size;
-  own.max_tokens_per_step = static_cast<std::int32_t>(
-      round_up(config.max_tokens_per_step, config.parallel.tp_size));  // sequence parallelism
+  // Sequence parallelism pads each step to a multiple of tp.
+  own.max_tokens_per_step =
+      static_cast<std::int32_t>(round_up(config.max_tokens_per_step, config.parallel.tp_size));
   own.parallel.tp_rank = config.parallel.tp_size > 1 ? place : 0;
   own.parallel.pp_rank = in_stage / num_pcp_ranks(config);
   return own;
@@ -118,6 +123,7 @@ RunFacts facts_of(const EngineConfig& engine, const BackendConfig& config) {
   return facts;
 }
 
+// Derives each rank's plan, so that a degree that does not suit a rank is an error before the run.
 Result<void> check_ranks(const BackendConfig& config) {
   const ParallelRank& of = config.parallel;
   constexpr std::int32_t kDegreeMax = 64;
@@ -143,6 +149,8 @@ AttentionBackend attention_backend_for(const KVCacheConfig& plan) {
                                                                 : AttentionBackend::any_size;
 }
 
+// A path or a library name. The prefixes of classes and workers come first: their arguments may
+// also contain paths.
 bool is_plugin(std::string_view backend) {
   return !is_kernel_class(backend) && !is_engine_worker(backend) &&
          (backend.find('/') != backend.npos || backend.ends_with(".so"));
@@ -165,6 +173,7 @@ AttentionBackend worker_attention_backend(const KVCacheConfig& plan) {
                                                                  : AttentionBackend::any_size;
 }
 
+// The tensor is as large as the largest group's pages, so that sizes derived from it are positive.
 KVCacheConfig unplaced_plan(std::vector<KVCacheGroupSpec> groups, std::int64_t num_blocks) {
   KVCacheConfig plan{.num_blocks = num_blocks, .tensors = {{}}, .groups = std::move(groups)};
   KVCacheTensor& tensor = plan.tensors.front();
@@ -178,6 +187,8 @@ KVCacheConfig unplaced_plan(std::vector<KVCacheGroupSpec> groups, std::int64_t n
   return plan;
 }
 
+// Layer i of every group uses tensor i. All tensors have pages of the same size, so num_blocks is
+// the same in each; smaller pages are padded.
 Result<KVCacheConfig> plan_for_groups(std::vector<KVCacheGroupSpec> groups,
                                       std::int64_t num_blocks) {
   KVCacheConfig plan;

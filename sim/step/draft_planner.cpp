@@ -79,6 +79,8 @@ FollowedDrafter followed_drafter(const EngineConfig& engine, const BackendConfig
   return followed;
 }
 
+// Finds the modules that run in each group. A layer's lane is its module + 1; lane 0 is the target
+// model.
 DraftPlanner::DraftPlanner(const EngineConfig& engine, const BackendConfig& config,
                            MemoryModel& model, Worker& worker, RunCounts& counts)
     : drafter_(config.drafter),
@@ -117,6 +119,7 @@ DraftPlanner::Tokens DraftPlanner::tokens_of(const ScheduledRequest& scheduled,
   tokens.num_rejected = end - standing;
   tokens.last = standing - 1;
   const bool is_known = standing < tokens.num_known();
+  // In a chunk of a prompt, the next token is known. After the last known token it is invented.
   content = content_at(request, tokens, standing - (is_known ? 0 : 1));
   if (!is_known) content = next_content(content, unnamed(drafter_.num_drafts));
   if (standing + 1 < tokens.num_known()) proposed = {};  // of a chunk: never used
@@ -127,6 +130,7 @@ DraftPlanner::Tokens DraftPlanner::tokens_of(const ScheduledRequest& scheduled,
   return tokens;
 }
 
+// REQUIRES: position <= last + number of drafts.
 ContentId DraftPlanner::content_at(const WorkerRequest& request, const Tokens& tokens,
                                    std::int64_t position) {
   if (position < tokens.num_before) return request.prefix.content(position);
@@ -236,6 +240,8 @@ void DraftPlanner::add_modules(const RowSlice& slice, WorkerRequest& request, co
     window[num_kept - 1 - tokens.last + p] = is_kept(p) ? p : -1;
 }
 
+// A block that is poisoned has no rows, so it also has no skipped ones. Passes run before the
+// check: they overwrite rows of drafts that the next step would read.
 Checked DraftPlanner::apply(const StepProgram& program, std::span<const RequestId> requests) {
   if (!is_followed() || requests.empty()) return {};
   for (const PoisonBlock& poison : program.poison) skipped_.erase(poison.block);
@@ -415,6 +421,7 @@ bool DraftPlanner::is_next_cached(const WorkerRequest& request, const Tokens& to
   return false;
 }
 
+// Searches the whole pool: the prefix cache may have published the token under any block.
 bool DraftPlanner::holds_token(const WorkerRequest& request, const Tokens& tokens,
                                std::int32_t group, std::int64_t position, bool by_another) const {
   const std::int64_t offset = place_of_token(model_, worker_, group, position).offset;

@@ -11,6 +11,8 @@
 namespace lockstep {
 namespace {
 
+// The protocol has its own type, because backends do not depend on the memory model. The values
+// enter the same pattern, rule (6).
 static_assert(static_cast<int>(Poison::fresh) == static_cast<int>(Unwritten::fresh));
 static_assert(static_cast<int>(Poison::freed) == static_cast<int>(Unwritten::freed));
 static_assert(static_cast<int>(Poison::padding) == static_cast<int>(Unwritten::padding));
@@ -30,6 +32,8 @@ std::int64_t first_attended(const KVCacheSpec& spec, std::int64_t first) {
   return 0;
 }
 
+// A ring keeps block_size positions before the furthest one scheduled since the admission: rejected
+// drafts have also overwritten older rows.
 std::int64_t first_readable(const KVCacheSpec& spec, const WorkerRequest& request,
                             std::int64_t first) {
   if (is_ring(spec)) return std::max(request.first_own, request.scheduled_max - spec.block_size);
@@ -37,6 +41,7 @@ std::int64_t first_readable(const KVCacheSpec& spec, const WorkerRequest& reques
   return spec.bounded_replay ? std::max(attended, request.first_own) : attended;
 }
 
+// Cross attention reads all rows of the encoder in every step, whichever tokens are computed.
 Reach reach_in(const KVCacheSpec& spec, const WorkerRequest& request, const RowSlice& slice,
                bool is_encoded, bool of_last) {
   if (is_cross_attention(spec)) {
@@ -66,6 +71,8 @@ std::int64_t replayed_tokens(const KVCacheConfig& plan) {
   return tokens;
 }
 
+// Example: block_size 16, 2 context parallel ranks, interleave 1: position 40 is the 21st token of
+// rank 0, so it is in entry 1, offset 4.
 TokenPlace place_of_token(const MemoryModel& model, const Worker& worker, std::int32_t group,
                           std::int64_t position) {
   const std::int64_t size = model.block_size(group);
@@ -163,6 +170,8 @@ Checked ModelStep::write_tokens(const StepProgram& program, const RowSlice& slic
   return {};
 }
 
+// Writes the rows of the step's encoders. Slots follow encoder_contents, without padding: rule
+// (21).
 Checked ModelStep::write_encoder_rows(const StepProgram& program,
                                       std::span<const RequestId> requests, std::int32_t group,
                                       std::vector<Slot>& slots) {
@@ -212,6 +221,8 @@ Checked ModelStep::write_token(const StepProgram& program, const WorkerRequest& 
   return {};
 }
 
+// Taken before the update runs: the comparison needs the input of a recurrence, which the update
+// may overwrite in place.
 StateBefore ModelStep::state_before(const StateUpdate& update) const {
   const auto words = [&](BlockId block) {
     return block == kNullBlock ? nullptr : model_.block(block).state.words;
@@ -253,7 +264,8 @@ Checked check_hit(const MemoryModel& model, const Worker& worker, const WorkerRe
     const std::vector<SlotContent>& slots = model.host_block(HostBlockId{index_of(block)}).slots;
     return offset < std::ssize(slots) && slots[offset].writer != kNobody ? &slots[offset] : nullptr;
   };
-  // Only what the next token attends to must be there: a window's older blocks may be lost.
+  // Only rows that the next token attends to must be correct: a window's older blocks may be lost.
+  // State groups are checked when the state is advanced.
   for (std::int32_t g = 0; g < model.num_groups(); ++g) {
     const KVCacheSpec& spec = plan.groups[g].spec;
     if (model.is_state_group(g) || !is_prefix_cacheable(spec)) continue;

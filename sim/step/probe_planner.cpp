@@ -36,6 +36,7 @@ ProbePlanner::ProbePlanner(const BackendConfig& config, const MemoryModel& model
       probe_rows_(probe_rows),
       query_plan_(queries) {}
 
+// K and V of each head count separately, since each is read from the cache.
 std::int64_t ProbePlanner::rows_of(const ModelLayer& layer, std::int64_t positions) const {
   return positions * layer.num_kv * layer.num_kv_heads;
 }
@@ -49,6 +50,7 @@ std::int64_t ProbePlanner::rows_kept(const ModelLayer& layer, std::int64_t first
   return rows_of(layer, before(last) - before(first));
 }
 
+// Everything readable counts as left out at first. probe() then subtracts what it reads.
 void ProbePlanner::plan(StepProgram& program, std::span<const RequestId> requests,
                         const std::function<bool(std::size_t)>& is_void) {
   probes_.clear();
@@ -144,6 +146,7 @@ void ProbePlanner::probe_before(StepProgram& program, std::span<const RequestId>
     if (at.unread <= 0) continue;
     const ModelLayer& layer = model_.layers()[at.layer];
     WorkerRequest& request = worker_.at(requests[at.index]);
+    // Each request continues where its last probe of this layer ended, and wraps around at the end.
     request.next_probe.resize(model_.layers().size());
     std::int64_t& next = request.next_probe[at.layer];
     const std::int64_t end = at.reach.first;
@@ -249,6 +252,8 @@ std::int64_t ProbePlanner::add_query(StepProgram& program, RequestId id, const C
   return rows_read;
 }
 
+// The tolerance depends on the number of rows and the head size, since rounding errors of a softmax
+// grow with both. A narrower output type adds its own rounding.
 void ProbePlanner::expect() {
   const auto tolerance_of =
       config_.numbers == Numbers::real ? real_attention_tolerance : attention_tolerance;

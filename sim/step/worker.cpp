@@ -10,12 +10,14 @@
 
 namespace lockstep {
 
+// Each content depends on the previous one, so equal tokens after different prefixes differ.
 void PrefixContent::append(std::int32_t token) {
   contents_.push_back(next_content(content(size() - 1), token));
 }
 
 void PrefixContent::truncate(std::int64_t size) {
   LS_CHECK(size >= 0 && size <= this->size(), "{} of {} tokens", size, this->size());
+  // Digests of the removed positions go with them: sums has one entry more than contents.
   contents_.resize(size);
   for (std::vector<std::uint64_t>& sums : digests_)
     if (static_cast<std::int64_t>(sums.size()) > size + 1) sums.resize(size + 1);
@@ -45,6 +47,8 @@ std::uint64_t token_digest(const ModelLayer& layer, ContentId content, std::int6
   return sum;
 }
 
+// Extends the layer's prefix sums up to `last`, then answers from two of them. A request that is
+// probed in every step pays for each position once per layer.
 std::uint64_t PrefixContent::attention_digest(const ModelLayer& layer, std::int64_t first,
                                               std::int64_t last) {
   LS_CHECK(first >= 0 && first <= last && last <= size() + layer.num_sinks, "[{}, {}) of {}", first,
@@ -73,6 +77,8 @@ Worker::Worker(std::int32_t num_rows, const ContextRank& context, MemoryModel& m
       num_groups_(model.num_groups()),
       row_taken_(static_cast<std::size_t>(num_rows)) {}
 
+// Stores the prompt as runs of tokens. know() expands it when the request first runs, so requests
+// that wait or are aborted cost no contents.
 void Worker::add_request(RequestId id, const RequestSpec& spec) {
   if (index_of(id) >= requests_.size()) requests_.resize(index_of(id) + 1);
   LS_CHECK(requests_[id] == nullptr, "request id {} is taken by {}", index_of(id),
@@ -95,6 +101,8 @@ WorkerRequest& Worker::at(RequestId id) {
   return *requests_[id];
 }
 
+// The step's drafts are removed first, the rejected ones with them; `tokens` contains the accepted
+// ones again.
 void Worker::append_sampled(RequestId id, std::span<const std::int32_t> tokens) {
   WorkerRequest& request = at(id);
   LS_CHECK(request.writer != kNobody, "{} was never scheduled", request.name);
@@ -127,9 +135,12 @@ void Worker::forget(RequestId id) {
   requests_[id].reset();
 }
 
+// Tables and the state of a previous run are dropped: a resumed request receives all its blocks
+// again. Its contents stay.
 bool Worker::enter_row(RequestId id) {
   WorkerRequest& request = at(id);
   LS_CHECK(request.row < 0, "{} is in row {}", request.name, request.row);
+  // The lowest free row: both sides derive the same row from the decisions, without an exchange.
   const auto free = std::ranges::find(row_taken_, std::uint8_t{0});
   if (free == row_taken_.end()) return false;
   *free = 1;

@@ -6,7 +6,7 @@
 //     extended. Blocks that the scheduler has retired since stay in it, as on a real worker.
 // (2) A request has a row while it runs: from the step that schedules it, first or after a
 //     preemption, to the step that reports it preempted or finished. It takes the lowest free row.
-// (3) `prefix` holds the known tokens, and after begin_step() the step's drafts after them.
+// (3) `prefix` holds the known tokens, and after ProgramBuilder::build() also the step's drafts.
 #pragma once
 
 #include <cstdint>

@@ -16,6 +16,7 @@ namespace {
 template <class T, class Number>
 using Field = std::pair<const char*, Number T::*>;
 
+// One table per struct serves JSON and sums, so neither can miss a field.
 constexpr Field<KernelStatistics, std::int64_t> kKernelCounts[] = {
     {"launches", &KernelStatistics::launches}, {"ctas", &KernelStatistics::ctas},
     {"threads", &KernelStatistics::threads},   {"accesses", &KernelStatistics::accesses},
@@ -76,6 +77,7 @@ nlohmann::ordered_json json_of(const RunSummary& summary) {
   return json;
 }
 
+// Keeps the order of first appearance, so equal runs print equal lists.
 void add_kernel(const KernelStatistics& kernel, std::vector<KernelStatistics>& kernels) {
   const auto same = std::ranges::find(kernels, kernel.kernel, &KernelStatistics::kernel);
   if (same == kernels.end()) {

@@ -216,10 +216,12 @@ void add_counts(const RunSummary& one, RunSummary& sum);
 
 class StateHashChain {
  public:
+  // Both halves depend on all previous values and on their order.
   void add(std::uint64_t value) {
     low_ = mix(low_ ^ value);
     high_ = (high_ + std::rotl(low_, 31)) * kStateStep + value;
   }
+  // The length comes first, then the bytes in words of 8.
   void add(std::string_view text) {
     add(text.size());
     std::uint64_t word = 0;

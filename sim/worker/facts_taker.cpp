@@ -33,6 +33,8 @@ bool of_slot(const WorkerLayer& layer, std::int64_t slot, const Holds& holds) {
 
 }  // namespace
 
+// Every page of the pool is compared, not only those of the step: a write elsewhere is what a
+// recording must show.
 WorkerStepFacts FactsTaker::after(std::span<const std::uint8_t> memory, const WorkerFacts& said,
                                   const WorkerStep& told) {
   WorkerStepFacts facts;
@@ -68,6 +70,7 @@ void FactsTaker::take_page(std::span<const std::uint8_t> memory, std::int32_t te
   changed.tensor = tensor;
   changed.block = block;
   changed.digest = fmt::format("{:016x}{:016x}", sum.a, sum.b);
+  // No group has allocated the block, so every change in it is unexpected.
   if (group < 0) {
     changed.beside = true;
     return;

@@ -16,6 +16,7 @@ Result<std::unique_ptr<SharedBytes>> SharedBytes::create() {
   std::unique_ptr<SharedBytes> shared(new SharedBytes);
   shared->fd_ = ::memfd_create("lockstep", MFD_CLOEXEC);
   if (shared->fd_ < 0) return fail(fmt::format("no memory to share: {}", std::strerror(errno)));
+  // The other process opens the descriptor through /proc; it inherits none.
   shared->path_ = fmt::format("/proc/{}/fd/{}", ::getpid(), shared->fd_);
   return shared;
 }
@@ -27,6 +28,7 @@ SharedBytes::~SharedBytes() {
 
 Result<void> SharedBytes::map(std::size_t size) {
   LS_CHECK(bytes_.empty() && size > 0, "{} bytes, {} mapped", size, bytes_.size());
+  // Access to a mapping past the end of its file raises SIGBUS, so the size is checked first.
   struct stat found {};
   if (::fstat(fd_, &found) != 0 || static_cast<std::size_t>(found.st_size) < size)
     return fail(fmt::format("memory to share has {} bytes; expected {}", found.st_size, size));

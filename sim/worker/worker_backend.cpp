@@ -87,6 +87,7 @@ class WorkerBackend final : public Backend, private EngineWorker {
   bool keeps_states(std::size_t group) const {
     return is_state_kind(config_.plan.groups[group].spec.kind);
   }
+  // True if any group has recurrent states: only then does the worker need `sampled` in advance.
   bool has_states() const {
     for (std::size_t g = 0; g < config_.plan.groups.size(); ++g)
       if (keeps_states(g)) return true;
@@ -162,6 +163,7 @@ Result<void> WorkerBackend::begin(const EngineConfig& engine) {
   LS_ASSIGN_OR_RETURN(shared_, SharedBytes::create());
   const RecordingHeader header =
       header_of_engine(engine, config_.plan.groups, config_.plan.num_blocks);
+  // The worker splits its blocks only if some group's kernel block size differs.
   std::vector<std::int64_t> sizes;  // of kernel blocks, where they differ from blocks
   for (std::size_t g = 0; g < config_.plan.groups.size(); ++g)
     if (config_.kernel_block_sizes[g] != config_.plan.groups[g].spec.block_size)
@@ -181,6 +183,8 @@ Result<void> WorkerBackend::begin(const EngineConfig& engine) {
   for (WorkerLayer& layer : opened_.layers)
     for (WorkerView& view : layer.parts)
       view.kernel_blocks = std::max<std::int64_t>(1, view.blocks / config_.plan.num_blocks);
+  // In block-outer layouts a page stride spans the whole block of the pool, and vLLM copies it as
+  // one.
   copies_whole_ = std::ranges::any_of(opened_.layers, [&](const WorkerLayer& layer) {
     return layer.page_stride * config_.plan.num_blocks == opened_.bytes;
   });
@@ -190,6 +194,7 @@ Result<void> WorkerBackend::begin(const EngineConfig& engine) {
   group_of_block_.assign(static_cast<std::size_t>(config_.plan.num_blocks), -1);
   if (!map_.findings().empty()) return {};
   if (facts_) facts_taker_.emplace(config_.plan, layout_, opened_.layers, map_, group_of_block_);
+  // Every page starts with the poison of never allocated blocks, as rule (8) requires.
   StepProgram all;
   for (std::int32_t b = 0; b < config_.plan.num_blocks; ++b)
     all.poison.push_back({.block = BlockId{b}, .kind = Poison::fresh});
@@ -457,6 +462,7 @@ void WorkerBackend::take_facts(const StepProgram& program, const WorkerFacts& fa
     return;
   }
   reads_.assign(num_groups, std::vector<std::vector<std::int32_t>>(program.rows.size()));
+  // Batches have at most max_num_seqs rows, so a linear search by name is fast enough.
   for (std::size_t row = 0; row < program.rows.size(); ++row) {
     std::size_t first = 0, at = 0;
     for (; at < facts.rows.size() && facts.rows[at] != step_.rows[row].name; ++at)
@@ -563,6 +569,7 @@ Result<std::vector<std::uint8_t>> WorkerBackend::read_page(PageId page) {
   return bytes;
 }
 
+// Lines that depend on the run appear only if the case occurred.
 std::vector<std::string> WorkerBackend::not_checked() const {
   std::vector<std::string> sentences{
       "attention, compiled kernels, captured graphs and races of streams of the worker: its Triton "

@@ -123,6 +123,7 @@ std::string worker_hello_message() {
   return hello_message_of("worker_protocol", kWorkerProtocolVersion);
 }
 
+// The engine's keys are those of a recording's header, so one reader serves both.
 std::string worker_open_message(const RecordingHeader& header, std::string_view memory,
                                 std::span<const std::int64_t> kernel_block_sizes) {
   JsonWriter out;
@@ -133,6 +134,7 @@ std::string worker_open_message(const RecordingHeader& header, std::string_view 
   return out.take_line();
 }
 
+// One message has everything of a step, with the tokens that the previous step sampled.
 std::string worker_step_message(const WorkerStep& step) {
   JsonWriter out;
   out.begin_object().integer("execute", step.step);
@@ -185,6 +187,7 @@ EngineHello read_hello_of(JsonObject& object, std::string_view protocol, std::in
   return hello;
 }
 
+// A refusal comes alone; the caller turns it into an error of the configuration.
 WorkerOpened read_worker_opened(JsonObject& object) {
   WorkerOpened opened;
   if (JsonValue refused = object.optional("refused")) {
@@ -225,6 +228,7 @@ std::vector<std::string> read_worker_extracted(JsonObject& object) {
   return files;
 }
 
+// Reads the file that the engine's own connector has written, as a trainer would.
 Result<void> append_saved_states(const std::string& file, std::vector<std::uint8_t>& rows) {
   LS_ASSIGN_OR_RETURN(ByteSource source, ByteSource::open(file));
   std::string text;
