@@ -15,6 +15,7 @@
 namespace lockstep {
 namespace {
 
+// "all_reduce of [4, 2] (what each rank is about to run)".
 std::string text_of(const Collective& call) {
   return fmt::format("{} of [{}] ({})", name_of(call.kind), fmt::join(call.shape, ", "), call.what);
 }
@@ -214,6 +215,7 @@ class DataParallelRun {
   Stopwatch wall_;
 };
 
+// Starts every engine, with equal sizes on all ranks: they are replicas with one configuration.
 Result<void> DataParallelRun::begin(std::span<const EngineParts> engines) {
   LS_CHECK(std::ssize(engines) == options_.dp_size, "{} engines for {} ranks", engines.size(),
            options_.dp_size);
@@ -256,6 +258,7 @@ bool DataParallelRun::say_stuck(Engine& engine) {
   return false;
 }
 
+// Runs steps until the workload ends, a rank fails, or steps_max is reached.
 Result<RunReport> DataParallelRun::run() {
   while (config_.steps_max == 0 || steps_ < config_.steps_max) {
     const bool idle =
@@ -308,6 +311,7 @@ void DataParallelRun::deal(std::vector<WorkloadEvent> events) {
   }
 }
 
+// Passes each rank its events. Returns false if a rank is stuck.
 Result<bool> DataParallelRun::take_turns() {
   for (Engine& engine : engines_) {
     LS_ASSIGN_OR_RETURN(

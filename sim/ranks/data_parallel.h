@@ -202,12 +202,15 @@ class DealtWorkload final : public Workload {
   // Forwards the reports of a step to the shared workload. REQUIRES: all ranks have completed it.
   void pass_on();
 
+  // Returns the events that were added since the last turn; always Turn::step, since only the
+  // shared workload ends the run.
   Result<Turn> next_turn(const LoopState& state, std::vector<WorkloadEvent>& events) override;
   Result<void> sample(std::int64_t step, std::span<const SampledRow> rows,
                       ModelOutput& output) override {
     return all_.sample(step, rows, output);
   }
   void step_done(std::int64_t) override {}
+  // Stores the end until all ranks have completed the step: invariant (2).
   void request_left(std::string_view name, std::uint64_t ticket) override;
   std::int64_t now_ns() const override { return all_.now_ns(); }
   void advance_to(std::int64_t now_ns) override;

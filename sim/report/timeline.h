@@ -21,6 +21,7 @@
 
 namespace lockstep {
 
+// Sizes at which a list is thinned or cut; together they bound the size of a report.
 struct TimelineLimits {
   std::int64_t steps_max = 4096;
   std::int64_t lanes_max = 512;

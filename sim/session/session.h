@@ -139,7 +139,9 @@ class Session {
 
  private:
   explicit Session(const LockstepConfig& config) : config_(config) {}
+  // Assembles one engine from the parts that all engines share.
   Result<void> add_engine(std::int32_t dp_rank, SessionParts& parts);
+  // REQUIRES: called once per engine, since it adds the timeline's recorder to the observers.
   static RunParts parts_of(SessionEngine& engine);
 
   const LockstepConfig config_;

@@ -44,6 +44,8 @@ Result<void> keep(Result<T> parsed, std::shared_ptr<const T>& kept) {
   return {};
 }
 
+// Reads the file as its format. All formats that are not named here are request traces, this
+// project's or imported.
 Result<void> parse(const ReplayRequest& request, ReplayInput& input) {
   switch (input.format) {
     case FileFormat::benchmark:
@@ -276,6 +278,7 @@ Result<void> take_decider(const ReplayRequest& request, const RecordingHeader& h
   return {};
 }
 
+// A recording fixes engine, groups and number of blocks. Its errors name line 1, the header.
 Result<void> resolve_recording(const ReplayRequest& request, const ReplayInput& input,
                                PreparedReplay& prepared) {
   const std::string flag = request.run.first_said_by(kByRecording);
@@ -315,6 +318,7 @@ Result<void> resolve_recording(const ReplayRequest& request, const ReplayInput& 
   return {};
 }
 
+// A saved case fixes the run. Only the backend, its check mode and another decider may be given.
 Result<void> resolve_saved_case(const ReplayRequest& request, const ReplayInput& input,
                                 PreparedReplay& prepared) {
   std::string flag = request.run.first_said_by(kBySavedCase);

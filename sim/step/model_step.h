@@ -41,15 +41,18 @@ class ModelStep {
                 StepExpectation& expected);
 
  private:
+  // Copies, poison, zeroing and loads: everything before the tokens are written.
   Checked apply_blocks(const StepProgram& program);
   Checked write_tokens(const StepProgram& program, const RowSlice& slice, RequestId id,
                        std::int32_t group, std::vector<Slot>& slots);
   Checked write_encoder_rows(const StepProgram& program, std::span<const RequestId> requests,
                              std::int32_t group, std::vector<Slot>& slots);
+  // Writes one token and sets its slot. Returns a divergence if the slot is another request's.
   Checked write_token(const StepProgram& program, const WorkerRequest& request, std::int32_t group,
                       std::int64_t position, ContentId now, Slot& slot);
   Checked advance_states(const StepProgram& program, std::span<const RequestId> requests,
                          StepExpectation& expected);
+  // Returns the words that an update starts from and overwrites.
   StateBefore state_before(const StateUpdate& update) const;
 
   const KVCacheConfig& plan_;

@@ -67,12 +67,13 @@ PagePlanner::PagePlanner(std::int32_t num_spec_tokens, MemoryModel& model, Worke
   }
 }
 
+// Rows are planned one after another: a row's reads depend only on its own residency.
 Checked PagePlanner::plan(const SchedulerOutput& decision, std::span<const RequestId> requests,
                           StepProgram& program) {
   if (source_ < 0) return {};
   LS_CHECK(program.rows.size() == requests.size(), "{} rows of {} requests", program.rows.size(),
            requests.size());
-  // Reads depend on the residency that this step leaves.
+  // Reads depend on the residency after this step's update, so the order within a row matters.
   for (std::size_t i = 0; i < requests.size(); ++i) {
     WorkerRequest& request = worker_.at(requests[i]);
     request.residency.resize(resident_.size());

@@ -83,8 +83,10 @@ class ProbePlanner {
   std::int64_t rows_of(const ModelLayer& layer, std::int64_t positions) const;
   // Returns the cache rows of positions [first, last) that this rank keeps.
   std::int64_t rows_kept(const ModelLayer& layer, std::int64_t first, std::int64_t last) const;
+  // Adds probes of positions [first, last), without the gap, and charges the budget.
   void probe(StepProgram& program, std::span<const RequestId> requests, const Candidate& at,
              std::int64_t first, std::int64_t last);
+  // The two parts of rule (1).
   void probe_written(StepProgram& program, std::span<const RequestId> requests);
   void probe_before(StepProgram& program, std::span<const RequestId> requests);
   void add_queries(StepProgram& program, std::span<const RequestId> requests);
@@ -93,6 +95,7 @@ class ProbePlanner {
   // query.
   std::int64_t add_query(StepProgram& program, RequestId id, const Candidate& at,
                          std::int32_t token, std::int64_t budget);
+  // Returns true if the reference can compute the layer's attention outputs.
   bool is_queried(const ModelLayer& layer) const;
   Reach reach_of_query(const RowSlice& slice, RequestId id, const ModelLayer& layer,
                        std::int32_t token) const;
@@ -106,8 +109,8 @@ class ProbePlanner {
   std::vector<ProbeExpectation> probes_;
   std::vector<QueryExpectation> queries_;
   std::int64_t budget_ = 0;
-  std::size_t turn_ = 0;  // rotates over candidates from step to step
-  std::int64_t query_turn_ = 0;
+  std::size_t turn_ = 0;         // next candidate to probe, over steps
+  std::int64_t query_turn_ = 0;  // next candidate or layer to query, over steps
   std::int64_t rows_read_ = 0;
   std::int64_t rows_left_out_ = 0;
   std::int64_t tokens_asked_ = 0;

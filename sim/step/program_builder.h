@@ -55,17 +55,23 @@ class ProgramBuilder {
   const KVCacheSpec& spec_of(std::int32_t group) const { return config_.plan.groups[group].spec; }
   // Each method below handles one part of build(); program_states.cpp has those for states.
   Checked enter(const SchedulerOutput& decision, std::size_t index, StepProgram& program);
+  // Removes finished and preempted requests from the batch.
   void leave(const SchedulerOutput& decision, const StepTransfers& transfers, StepProgram& program);
   void forget(RequestId id);
+  // Allocates the blocks of loads that start in this step.
   void begin_loads(const StepTransfers& transfers, StepProgram& program);
   void restore_pages(const SchedulerOutput& decision, StepProgram& program);
   bool was_restored(const ScheduledRequest& scheduled, BlockId block, std::size_t page);
+  // Returns true if the row computes after a block whose load failed.
   bool counts_on_lost(const ScheduledRequest& scheduled, std::span<const BlockId> lost);
+  // Extends or replaces the request's block tables.
   void append_blocks(const SchedulerOutput& decision, std::size_t index, StepProgram& program);
+  // Sets or clears the marks of the blocks on the zero list.
   void mark_to_be_zeroed(const SchedulerOutput& decision, bool mark);
   // Marks a block as allocated to a group in this step, and poisons its old content.
   void hand_out(std::int32_t group, BlockId block, StepProgram& program);
   Checked copy_parts(const SchedulerOutput& decision, StepProgram& program);
+  // Adds the engine's zero list, block by block with its group.
   Checked add_zeros(const SchedulerOutput& decision, StepProgram& program);
   Checked add_tokens(const SchedulerOutput& decision, std::size_t index, std::size_t first_spec,
                      StepProgram& program);
@@ -73,8 +79,10 @@ class ProgramBuilder {
                            StepProgram& program);
   Checked add_state_updates(const ScheduledRequest& scheduled, const RowSlice& slice,
                             StepProgram& program);
+  // Adds the updates of one row's state in one group.
   Checked advance_state(std::int32_t group, const ScheduledRequest& scheduled,
                         const RowSlice& slice, StepProgram& program);
+  // Splits the chunk's update at the last possible hit, if the worker exports a state there.
   Checked export_checkpoint(const WorkerRequest& request, std::int64_t base, StepProgram& program,
                             StateUpdate& update) const;
   void advance_every_block(std::int32_t group, const RowSlice& slice,

@@ -54,11 +54,10 @@ struct StepTransfers {
   std::vector<std::vector<std::uint8_t>> payloads;
   std::vector<BlockTransfer> loads;
   std::vector<BlockTransfer> stores;
-  std::vector<BlockId> lost;     // should have been loaded, and the step's report says that they
-                                 // were not
-  std::vector<RequestId> held;   // finished, and their blocks are not free
-  std::int64_t num_evicted = 0;  // host blocks given to another hash, since the start
-  std::int64_t num_frees_delayed = 0;  // finished requests that kept their blocks, likewise
+  std::vector<BlockId> lost;           // blocks whose load failed, from the step's report
+  std::vector<RequestId> held;         // finished, and their blocks are not free
+  std::int64_t num_evicted = 0;        // host blocks given to another hash, since the start
+  std::int64_t num_frees_delayed = 0;  // finished requests that kept their blocks, in total
 
   void clear() { *this = {}; }
 };

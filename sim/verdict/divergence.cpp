@@ -10,6 +10,7 @@
 namespace lockstep {
 namespace {
 
+// Adds a labelled line; nothing for an empty value.
 void add_line(std::string& text, std::string_view label, const std::string& value) {
   if (!value.empty()) text += fmt::format("  {:<9} {}\n", label, value);
 }
@@ -67,6 +68,8 @@ std::string to_text(const Divergence& found) {
   return found.sanitizer_words ? text + found.sanitizer_words() : text;
 }
 
+// Fields that do not apply are written too, so that every divergence has the same keys. Host
+// blocks, sanitizer output and pages are exceptions.
 nlohmann::ordered_json json_of(const Divergence& found) {
   nlohmann::ordered_json json;
   json["phase"] = name_of(found.phase);

@@ -208,7 +208,7 @@ void PageMap::find(const WorkerLayer& layer, std::string_view what) {
   if (findings_.size() < kFindingsMax) findings_.push_back(fmt::format("{}: {}", layer.name, what));
 }
 
-// The bytes without a row, and runs instead of rows.
+// Completes a group's order: maps the bytes of no row, and joins adjacent rows to runs.
 void PageMap::complete(Tensor& tensor, std::size_t group) {
   Order& order = tensor.order[group];
   order.used.resize(tensor.page_bytes);

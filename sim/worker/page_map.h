@@ -106,6 +106,7 @@ class PageMap {
     std::vector<bool> used_by_any;
   };
 
+  // Checks one layer and adds its bytes to its group's order.
   Result<void> add_layer(const LayerMemory& model, const WorkerLayer& layer, std::string_view order,
                          std::int64_t memory_bytes);
   void add_rows(const LayerMemory& model, const WorkerLayer& layer, std::int64_t part,
@@ -115,7 +116,9 @@ class PageMap {
   // Calls copy(byte in the page, byte in memory, bytes) for each run of the block's bytes.
   template <class Copy>
   void each_run(const Tensor& tensor, BlockId block, std::int32_t group, const Copy& copy) const;
+  // Adds a finding about a layer, up to a limit.
   void find(const WorkerLayer& layer, std::string_view what);
+  // Maps the bytes of no row, checks for overlaps, and joins adjacent runs.
   void complete(Tensor& tensor, std::size_t group);
 
   std::int64_t num_blocks_ = 0;

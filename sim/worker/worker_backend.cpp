@@ -41,6 +41,7 @@ class WorkerBackend final : public Backend, private EngineWorker {
         layers_.emplace_back(g, l);
   }
 
+  // Name and device are the process's own words, so a report shows which engine was checked.
   std::string_view name() const override { return engines_->hello().engine.name; }
   std::string device() const override {
     return fmt::format("worker of {}, runner {}, on the CPU", engines_->hello().engine.version,
@@ -53,6 +54,7 @@ class WorkerBackend final : public Backend, private EngineWorker {
   Result<std::vector<std::uint8_t>> read_page(PageId page) override;
   std::optional<Writer> who_wrote(PageId, std::int64_t) override { return std::nullopt; }
 
+  // Attention outputs are not compared: Triton's interpreter is not exact (not_checked()).
   bool answers_queries() const override { return false; }
   EngineWorker* engine_worker() override { return this; }
   std::vector<std::string> not_checked() const override;
@@ -97,6 +99,7 @@ class WorkerBackend final : public Backend, private EngineWorker {
   Result<bool> fails(StepReadback& readback);
   Result<void> check_pages() const;  // error: no page can be read
   void hand_out(BlockId block, std::int32_t group);
+  // Memory work around a step: before it, and after it for bytes beyond a block's own group.
   void prepare_memory(const StepProgram& program);
   void overwrite(BlockId block, const BlockId* source);
   void put_back_beyond();
@@ -109,6 +112,7 @@ class WorkerBackend final : public Backend, private EngineWorker {
   std::uint64_t digest(const AttentionProbe& probe, std::span<const std::int32_t> table) const;
   void read(PageId page, std::vector<std::uint8_t>& bytes) const;
   std::span<const std::uint8_t> memory() const { return shared_->bytes(); }
+  // Adds a report, which the comparison turns into a divergence of Phase::memory_check.
   static void report(StepReadback& readback, std::string kind, std::string message) {
     auto& made = readback.reports.emplace_back();
     made.kind = std::move(kind);
@@ -121,6 +125,7 @@ class WorkerBackend final : public Backend, private EngineWorker {
     const bool is_named = fault.starts_with("metadata") || fault.starts_with("batch");
     report(readback, is_named ? "" : "input", is_named ? fault : "input: " + fault);
   }
+  // Reports an exception, crash or hang of the worker, with its traceback.
   static void report_failure(StepReadback& readback, const EngineFailure& failure) {
     report(readback, failure.kind,
            fmt::format("{}: {}{}{}", failure.kind, failure.what, failure.trace.empty() ? "" : "\n",
