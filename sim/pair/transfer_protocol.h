@@ -68,6 +68,7 @@ struct NetworkOptions {
   bool operator==(const NetworkOptions&) const = default;
 };
 
+// Bytes in flight. The network does not interpret them.
 struct Packet {
   Endpoint from{};
   Endpoint to{};

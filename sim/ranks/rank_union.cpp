@@ -35,6 +35,7 @@ std::int64_t least_holders(const BackendConfig& config, const KVCacheSpec& spec)
   return std::max<std::int64_t>(1, tp / (has_single_rows(spec) ? 1 : spec.num_kv_heads));
 }
 
+// Rows are keys of a hash map, as strings of their bytes.
 void append(std::string& key, std::span<const std::uint8_t> bytes) {
   key.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
 }

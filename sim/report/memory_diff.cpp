@@ -63,6 +63,7 @@ std::string percent_change(std::int64_t before, std::int64_t now) {
 
 }  // namespace
 
+// A refused plan is a row of the table, not an error: other releases may serve the model.
 Result<std::vector<ReleaseMemory>> memory_of_releases(const ModelSpec& model,
                                                       const PlanOptions& given, bool says_mode,
                                                       EngineConfig engine,
@@ -99,6 +100,7 @@ bool is_same_memory(std::span<const ReleaseMemory> releases) {
   });
 }
 
+// The change of a release is relative to the previous one that starts.
 std::string memory_table(const ModelSpec& model, const PlanOptions& options,
                          std::span<const ReleaseMemory> releases) {
   std::string out =

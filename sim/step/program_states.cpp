@@ -129,12 +129,15 @@ Checked ProgramBuilder::export_checkpoint(const WorkerRequest& request, std::int
   const std::int64_t proven = last - (hits_.drop_last_block ? 0 : std::max(1, hits_.lookahead));
   const std::int64_t blocks = proven / hits_.alignment - (hits_.drop_last_block ? 1 : 0);
   const std::int64_t position = blocks * hits_.alignment;
+  // A checkpoint needs an entry between the chunk's first state and its last one, and must end at
+  // the kernel's alignment counted from the chunk's start.
   const std::int64_t first_entry = first == 0 ? -1 : (first - 1) / spec.block_size;
   if (base - 1 <= first_entry || first % hits_.hash_block_size != 0 ||
       position < first + hits_.hash_block_size || position >= last ||
       (position - first) % alignment != 0)
     return {};
   const BlockId block = request.tables[update.group][base - 1];
+  // The scheduler has not allocated a block for the checkpoint.
   if (block == kNullBlock) return {};
   if (block == update.target)
     return decision_finding(program.step, request.name, update.group,

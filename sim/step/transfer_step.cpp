@@ -94,6 +94,8 @@ Divergence TransferStep::gone(const BlockTransfer& block, std::string_view verb,
   return found;
 }
 
+// Compares each host block's rows with the contents of the request's tokens. Slots of other tokens
+// in the block are not compared: nothing reads them for this request.
 Checked TransferStep::check(std::span<const BlockTransfer> blocks, std::string_view verb,
                             std::int64_t step) const {
   for (const BlockTransfer& block : blocks) {

@@ -37,6 +37,8 @@ constexpr Field<PhaseSeconds, double> kPhases[] = {{"schedule_s", &PhaseSeconds:
 
 std::string to_hex(StateHash hash) { return fmt::format("{:016x}{:016x}", hash.high, hash.low); }
 
+// Optional findings appear only if they are set, except `divergence`, which is null without one:
+// readers test that key.
 nlohmann::ordered_json json_of(const RunSummary& summary) {
   nlohmann::ordered_json json;
   json["verdict"] = name_of(summary.verdict);
@@ -87,6 +89,7 @@ void add_kernel(const KernelStatistics& kernel, std::vector<KernelStatistics>& k
   for (const auto& [name, count] : kKernelCounts) (*same).*count += kernel.*count;
 }
 
+// Times are sums over ranks; the caller sets the wall time.
 void add_counts(const RunSummary& one, RunSummary& sum) {
   for (const RunCounter& counter : kRunCounters) sum.*counter.count += one.*counter.count;
   for (const auto& [name, seconds] : kPhases) sum.seconds.*seconds += one.seconds.*seconds;

@@ -68,6 +68,7 @@ class KernelProcess final : public UserKernels {
     if (on_gpu()) process_->ask("{\"close\":true}\n", [](JsonObject&) {});
   }
 
+  // Sends the layers. The process may decline single layers, with a reason each, or refuse all.
   Result<void> open() {
     std::string refused;
     process_->ask(open_message(layers_, memory()), [&](JsonObject& reply) {
@@ -123,6 +124,7 @@ ForeignEngineOptions kernel_process_options(std::string command) {
   options.subject = "the class";
   options.hello = hello_message_of(kProtocol, kVersion);
   options.read_hello = [](JsonObject& reply) { return read_hello_of(reply, kProtocol, kVersion); };
+  // A call may compile a kernel first.
   options.time_limit = std::chrono::seconds(300);
   options.start_limit = std::chrono::seconds(600);  // a busy machine imports for minutes
   return options;

@@ -602,6 +602,7 @@ ForeignEngineOptions worker_engine_options(std::string command) {
   options.option = "--backend";
   options.hello = worker_hello_message();
   options.read_hello = read_worker_hello;
+  // A step in Triton's interpreter may take minutes.
   options.time_limit = std::chrono::seconds(300);
   options.start_limit = std::chrono::seconds(600);  // a busy machine imports for minutes
   return options;

@@ -54,6 +54,7 @@ struct WorkerStep {
   std::vector<BlockId> zero;
   std::vector<KVCacheBlockCopy> copies;
 };
+// One step. REQUIRES: the contents of each row are set.
 std::string worker_step_message(const WorkerStep& step);
 // What the previous step sampled, as a separate message. Workers with recurrent states copy them on
 // receipt, before anything else is written.
@@ -68,6 +69,7 @@ std::string worker_extract_message(std::span<const SavedStates> wanted);
 
 // Replies. The hello lists features; the model runner is one of them: "runner:v1".
 EngineHello read_hello_of(JsonObject& object, std::string_view protocol, std::int64_t version);
+// The hello of this protocol's version.
 EngineHello read_worker_hello(JsonObject& object);
 
 // The reply to an open message.
@@ -95,6 +97,7 @@ struct WorkerFacts {
   std::vector<WorkerGroupFacts> groups;
   std::vector<std::string> faults;  // differences that the worker's process found
 };
+// Returns the facts of an `executed` reply.
 WorkerFacts read_worker_facts(JsonObject& object);
 // Returns the faults of a `sampled` reply.
 std::vector<std::string> read_worker_sampled(JsonObject& object);
