@@ -169,8 +169,8 @@ class KVCacheCoordinator {
   void record_again(const Request& request, std::int32_t first_token);
   // True if some group has freed blocks that attention past num_computed_tokens reads.
   bool lacks_window(const Request& request, std::int32_t num_computed_tokens) const;
-  // Unpublishes the request's blocks from num_computed_tokens onward, including a block that is only
-  // partly past it.
+  // Unpublishes the request's blocks from num_computed_tokens onward, including a block that is
+  // only partly past it.
   void withdraw(const Request& request, std::int32_t num_computed_tokens);
 
   // Per group, the blocks at the head that all `num_requests` requests with blocks share; `request`
