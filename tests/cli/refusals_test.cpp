@@ -208,10 +208,55 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"NoGeneratedCase", {"relations", "--runs", "0"}, "--runs"},
         Refusal{"ConformOnATrace", {"conform", kSample}, "conform"},
         Refusal{"ConformOnNothing", {"conform", "nowhere"}, "nowhere"},
+        Refusal{"AnotherEngineInADifferenceOfProfiles",
+                {"diff-engines", kSample, "--decisions", "vllm"},
+                "--decisions"},
+        Refusal{"HashesOfADifferenceOfProfiles",
+                {"diff-engines", kSample, "--hashes", fresh_path("hashes")},
+                "--hashes"},
+        Refusal{"ATimelineOfAPair", {"pair", kSample, "--perfetto", fresh_path("t")}, "--perfetto"},
         Refusal{"JsonIntoNowhere",
                 {"replay", kSample, "--backend", "none", "--json", "no/such/folder/x.json"},
                 "no/such/folder"}),
     [](const auto& refusal) { return std::string(refusal.param.name); });
+
+// A bundled file with one place changed.
+struct Changed {
+  const char* name;
+  std::string command, file;
+  const char *from, *to;
+  const char* names;  // a word of the message
+};
+
+class ChangedFile : public testing::TestWithParam<Changed> {};
+
+TEST_P(ChangedFile, IsRefusedWithTheCulpritNamed) {
+  std::string text = read_text(GetParam().file);
+  const std::size_t at = text.find(GetParam().from);
+  ASSERT_NE(at, std::string::npos);
+  text.replace(at, std::string_view(GetParam().from).size(), GetParam().to);
+  const std::string path = fresh_path("changed.case.jsonl");
+  write_text(path, text);
+  const Outcome outcome = run_lockstep({GetParam().command, path});
+  EXPECT_EQ(outcome.status, 2) << outcome.out;
+  EXPECT_NE(outcome.err.find(GetParam().names), std::string::npos) << outcome.err;
+}
+
+const std::string kRegressions = LOCKSTEP_SOURCE_DIR "/tests/regressions/";
+
+INSTANTIATE_TEST_SUITE_P(
+    Each, ChangedFile,
+    testing::Values(Changed{"AStateWithoutDimensions", "replay",
+                            kRegressions + "eagle_beside_states_alone.case.jsonl",
+                            R"("shapes":[[1,1]])", R"("shapes":[[]])", "shapes"},
+                    Changed{"ATensorOfUnequalPages", "replay",
+                            kRegressions + "rank_that_keeps_nothing_of_a_sent_block.case.jsonl",
+                            R"("size":768)", R"("size":769)", "769 bytes"},
+                    Changed{"ARecordingThatTheAuditDoesNotFollow", "audit",
+                            sample_path("recordings/vllm-0.22.1/spec_decode_mamba/0016.jsonl"),
+                            R"("async_scheduling":false)", R"("async_scheduling":true)",
+                            "no recording was audited"}),
+    [](const auto& changed) { return std::string(changed.param.name); });
 
 TEST(Help, NamesTheCommandsAndEndsWithZero) {
   const Outcome outcome = run_lockstep({"--help"});

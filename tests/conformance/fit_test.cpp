@@ -107,6 +107,13 @@ TEST(Fit, OfTheSamplesNeedsNoSharedRecordings) {
 }
 
 // A number of free blocks that no policy gives: the release is found, and the step is named.
+TEST(Fit, ADifferenceOfTheEndLineIsTheLatest) {
+  Fit fit;
+  for (const std::int64_t step : {-1, 5, 9})
+    fit.summary.files.emplace_back().mismatch.emplace().step = step;
+  EXPECT_EQ(fit.new_behaviour()->step, 5);
+}
+
 TEST(Fit, SaysWhereAnEngineDoesWhatTheTableDoesNotKnow) {
   const std::string original = sample_recordings("vllm-0.33.0").front();
   const auto recording = read_recording(original);

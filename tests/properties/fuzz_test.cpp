@@ -173,6 +173,10 @@ TEST(Fuzz, ReportsThatDoNotBelongTogetherAreRefused) {
   second.runs = 9;
   EXPECT_NE(error({first, second}).find("different runs"), std::string::npos);
   second = first;
+  second.shard = 1;
+  second.decided_by = "another scheduler";
+  EXPECT_NE(error({first, second}).find("different runs"), std::string::npos);
+  second = first;
   second.first_seed = 11;
   EXPECT_EQ(error({first, second}), "shard 1/2 from seed 1 is missing");
   second.first_seed = 1;

@@ -73,6 +73,12 @@ TEST(Genes, OfEveryChangeAreACaseThatIsAccepted) {
     const CaseGenes changed = changed_genes({&first, &of_first}, {&second, &of_second}, random);
     const SavedCase saved = generate_case(changed, options);
     EXPECT_EQ(generate_case(changed, options), saved);
+    // A toggled feature is one that the case chose.
+    const auto features = changed.parts.find(key_of(CasePart::features));
+    const auto num_chosen = std::ranges::count(of_first, key_of(CasePart::features),
+                                               &DrawnChoice::part);
+    if (features != changed.parts.end() && !features->second.words.empty())
+      EXPECT_LT(features->second.words.rbegin()->first, num_chosen);
     EXPECT_NE(judge(saved).kind, OutcomeKind::refused) << genes_to_text(changed);
     const auto read = genes_from_text("genes", genes_to_text(changed), 1);
     ASSERT_TRUE(read) << read.error().message;

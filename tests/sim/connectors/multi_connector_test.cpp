@@ -14,7 +14,10 @@ class ListeningConnector final : public KVConnector {
  public:
   ExternalHit hit;
   bool keeps = false;
+  KVConnectorTraits own_traits;
   std::vector<std::int32_t> heard;  // external tokens of each allocation
+
+  KVConnectorTraits traits() const override { return own_traits; }
 
   ExternalHit get_num_new_matched_tokens(const ExternalQuery&) override { return hit; }
   void update_state_after_alloc(RequestId, std::span<const BlockId>,
@@ -39,6 +42,13 @@ TEST(MultiConnector, LoadsFromTheFirstPartThatHasTokensAndTellsTheOthersOfNone) 
   EXPECT_EQ(none.heard, std::vector<std::int32_t>{0});
   EXPECT_EQ(first.heard, std::vector<std::int32_t>{16});
   EXPECT_EQ(second.heard, std::vector<std::int32_t>{0});
+}
+
+TEST(MultiConnector, CompletesDivergentHitsOnlyIfEveryPartDoes) {
+  ListeningConnector completes, other;
+  completes.own_traits.completes_divergent_hits = true;
+  EXPECT_FALSE(MultiConnector({&completes, &other}).traits().completes_divergent_hits);
+  EXPECT_TRUE(MultiConnector({&completes, &completes}).traits().completes_divergent_hits);
 }
 
 TEST(MultiConnector, WaitsWhileAnyPartDoesNotKnowYet) {
