@@ -49,45 +49,45 @@ void add_layout_options(CLI::App& command, LayoutArguments& a) {
   command.add_option("--dcp", a.plan.dcp, "decode context parallel ranks")->check(ranks);
   command.add_option("--pcp", a.plan.pcp, "prefill context parallel ranks")->check(ranks);
   command.add_option("--ssm-dtype", a.ssm_dtype, "dtype of recurrent states (the model's)");
-  command.add_option("--backend", a.backend,
-                     "flash_attn, flashinfer, triton_attn, triton_mla, flashmla");
-  command.add_option("--engine", a.engine, "whose planner")->capture_default_str();
+  command.add_option(
+      "--backend", a.backend,
+      "attention backend: flash_attn, flashinfer, triton_attn, triton_mla, flashmla");
+  command.add_option("--engine", a.engine, "engine profile that plans")->capture_default_str();
   command.add_option(
       "--layout", a.layout,
-      "one of six orders (NHD: as the engine chooses); before vllm-0.33.0 NHD or HND");
-  command.add_option("--memory", a.memory, "for the cache, per worker: 40GiB, 512MiB, bytes");
+      "one of the six cache layouts (NHD: the engine's choice); before vllm-0.33.0 NHD or HND");
+  command.add_option("--memory", a.memory, "cache memory per worker: 40GiB, 512MiB or bytes");
   // As vLLM's --num-gpu-blocks-override: replaces the number that the memory gives (vLLM 0.33.0,
   // v1/core/kv_cache_planning.py, may_override_num_blocks()).
-  command.add_option("--num-blocks", a.plan.num_gpu_blocks_override, "blocks, whatever the memory")
+  command.add_option("--num-blocks", a.plan.num_gpu_blocks_override, "blocks, instead of --memory")
       ->check(tokens);
   command.add_option("--num-spec", a.plan.num_spec, "speculative tokens")
       ->check(CLI::Range(std::int64_t{0}, std::int64_t{64}));
   command
-      .add_option("--max-model-len", a.plan.max_model_len, "tokens (the model's, at most 32,768)")
+      .add_option("--max-model-len", a.plan.max_model_len,
+                  "maximum tokens per request (the model's, at most 32,768)")
       ->check(tokens);
   command
       .add_option("--max-num-batched-tokens", a.plan.max_num_batched_tokens,
-                  "tokens of a step at most")
+                  "maximum tokens per step")
       ->check(tokens);
   command
-      .add_option("--max-num-seqs", a.plan.max_num_seqs,
-                  "running requests, checked against the states")
+      .add_option("--max-num-seqs", a.plan.max_num_seqs, "running requests whose states must fit")
       ->check(tokens);
-  command.add_option("--block-size", a.plan.block_size, "tokens (16, or what the states need)")
+  command.add_option("--block-size", a.plan.block_size, "tokens per block (16, or as states need)")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20));
   command
-      .add_option("--mamba-block-size", a.plan.mamba_block_size,
-                  "mode all: tokens of a state chunk")
+      .add_option("--mamba-block-size", a.plan.mamba_block_size, "mode all: tokens per state chunk")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20));
   // Windows and chunks become full attention, so no block is freed before its request ends.
   command.add_flag("--disable-hybrid-kv-cache-manager", a.plan.disable_hybrid_kv_cache_manager,
-                   "windows and chunks keep all their blocks");
+                   "keep all blocks of windows and chunks");
   // HiSparse exists only in the overlaid planner; plan_options() refuses it for an older release.
   CLI::Option* const host = command.add_option("--hisparse-host", a.host_pool,
-                                               "HiSparse with a host pool of that size: 64GiB");
+                                               "HiSparse with a host pool of this size: 64GiB");
   command
       .add_option("--hisparse-device-buffer", a.plan.device_buffer_rows,
-                  "rows of a request's hot region in each layer")
+                  "KV entries of a request's hot region per layer")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{32768}))
       ->needs(host);
   command
@@ -170,7 +170,7 @@ Result<PlanOptions> plan_options(const LayoutArguments& a, const ModelSpec& mode
                                      "flash_attn, flashinfer, triton_attn, triton_mla, flashmla"));
   LS_ASSIGN_OR_RETURN(o.memory_bytes, parse_size("--memory", a.memory));
   if (a.host_pool.empty()) return o;
-  if (!placed) return fail("--hisparse-host: of releases whose groups overlay one allocation");
+  if (!placed) return fail("--hisparse-host needs a release whose groups overlay one allocation");
   LS_ASSIGN_OR_RETURN(o.host_pool_bytes, parse_size("--hisparse-host", a.host_pool));
   return o;
 }

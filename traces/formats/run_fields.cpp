@@ -52,38 +52,39 @@ constexpr RunField one_of(std::span<const std::string_view> choices, RunField fi
 
 constexpr RunField kFields[] = {
     // The cache that is planned where the input has no plan.
-    row<&RunSpec::recipe, &RunRecipe::model>(option(
-        "model", kCache, "--model",
-        "all layers of a model of the catalogue, a model file or a config.json", kByRecordings)),
+    row<&RunSpec::recipe, &RunRecipe::model>(
+        option("model", kCache, "--model",
+               "all layers of a catalogue model, a model file or a config.json", kByRecordings)),
     row<&RunSpec::recipe, &RunRecipe::layers>(
-        option("layers", kCache, "--layers", "layers (2)", kByModels, 1, 256)),
+        option("layers", kCache, "--layers", "number of layers (2)", kByModels, 1, 256)),
     row<&RunSpec::recipe, &RunRecipe::kv_heads>(
-        option("kv_heads", kCache, "--kv-heads", "KV heads of a layer (2)", kByModels, 1, 256)),
+        option("kv_heads", kCache, "--kv-heads", "KV heads per layer (2)", kByModels, 1, 256)),
     row<&RunSpec::recipe, &RunRecipe::head_size>(
-        option("head_size", kCache, "--head-size", "elements of a head (64)", kByModels, 1, 4096)),
+        option("head_size", kCache, "--head-size", "elements per head (64)", kByModels, 1, 4096)),
     setting_row<&RunSpec::queries_per_kv>(option("queries_per_kv", kCache, "--queries-per-kv",
-                                                 "query heads of a KV head (1)", kBySavedCase, 1,
+                                                 "query heads per KV head (1)", kBySavedCase, 1,
                                                  64)),
     row<&RunSpec::recipe, &RunRecipe::dtype>(
         one_of(kDtypeChoices,
-               option("dtype", kCache, "--dtype", "elements of the cache (bf16)", kByRecordings))),
+               option("dtype", kCache, "--dtype", "dtype of the cache (bf16)", kByRecordings))),
     row<&RunSpec::recipe, &RunRecipe::attention>(
         one_of(kAttentionChoices,
-               option("attention", kCache, "--attention", "kind of the layers (full)", kByModels))),
+               option("attention", kCache, "--attention", "kind of attention (full)", kByModels))),
     row<&RunSpec::layout>({.name = "layout",
                            .group = kCache,
                            .flag = "--layout",
-                           .help = "order of tokens and heads in a page, or of the whole cache "
-                                   "where the engine has six (NHD: as the engine chooses)",
+                           .help = "order of tokens and heads in a page, or of the whole cache for "
+                                   "engines with six layouts (NHD: the engine's choice)",
                            .said_by = kBySavedCase,
                            .saved_in = SavedIn::header}),
-    row<&RunSpec::attention_backend>({.name = "attention_backend",
-                                      .group = kCache,
-                                      .flag = "--attention-backend",
-                                      .help = "whose layout rules hold (flash_attn)",
-                                      .choices = kBackendChoices,
-                                      .said_by = kBySavedCase,
-                                      .saved_in = SavedIn::header}),
+    row<&RunSpec::attention_backend>(
+        {.name = "attention_backend",
+         .group = kCache,
+         .flag = "--attention-backend",
+         .help = "attention backend that defines the layout (flash_attn)",
+         .choices = kBackendChoices,
+         .said_by = kBySavedCase,
+         .saved_in = SavedIn::header}),
     row<&RunSpec::kernel_block_sizes>(
         {.name = "kernel_block_sizes", .saved_in = SavedIn::header, .shrinks = Shrinks::never}),
     row<&RunSpec::layout_rule>({.name = "layout_rule", .saved_in = SavedIn::header}),
@@ -91,11 +92,11 @@ constexpr RunField kFields[] = {
     // usable block.
     row<&RunSpec::cache, &KVCacheConfig::num_blocks>(
         option("num_blocks", kCache, "--num-blocks",
-               "blocks of the pool, the null block included (the trace's hint; else one and a half "
-               "times the longest request)",
+               "blocks of the pool, null block included (the trace's hint, else 1.5 times the "
+               "longest request)",
                kByRecordings, 2)),
     engine_row<&EngineConfig::block_size>(
-        shrunk(option("block_size", kCache, "--block-size", "tokens of a block (16)", kByRecordings,
+        shrunk(option("block_size", kCache, "--block-size", "tokens per block (16)", kByRecordings,
                       1, kTokenOptionMax),
                Shrinks::size)),
     engine_row<&EngineConfig::mamba_block_size>(
@@ -104,9 +105,9 @@ constexpr RunField kFields[] = {
 
     // The engine.
     // Never shrunk: the case is about this release.
-    engine_row<&EngineConfig::engine>(
-        shrunk(option("engine", kEngine, "--engine", "profile to decide like ({})", kByRecordings),
-               Shrinks::never)),
+    engine_row<&EngineConfig::engine>(shrunk(
+        option("engine", kEngine, "--engine", "engine profile to simulate ({})", kByRecordings),
+        Shrinks::never)),
     engine_row<&EngineConfig::policy>(
         option("policy", kEngine, "--policy", "scheduling policy (fcfs)", kByRecordings)),
     engine_row<&EngineConfig::max_num_seqs>(
@@ -115,41 +116,40 @@ constexpr RunField kFields[] = {
                Shrinks::limit)),
     engine_row<&EngineConfig::max_num_batched_tokens>(
         shrunk(option("max_num_batched_tokens", kEngine, "--max-num-batched-tokens",
-                      "tokens of one step (8192)", kByRecordings, 1),
+                      "tokens per step (8192)", kByRecordings, 1),
                Shrinks::limit)),
     engine_row<&EngineConfig::max_model_len>(
         shrunk(option("max_model_len", kEngine, "--max-model-len",
-                      "prompt and output of a request at most (the longest of the trace)",
+                      "maximum tokens per request, prompt and output (the longest of the trace)",
                       kByRecordings, 1),
                Shrinks::limit)),
     engine_row<&EngineConfig::long_prefill_token_threshold>(
         {.name = "long_prefill_token_threshold",
          .group = kEngine,
          .flag = "--long-prefill-token-threshold",
-         .help = "a prompt's tokens in one step at most; 0: no limit (0)",
+         .help = "maximum prompt tokens of a request per step; 0: no limit (0)",
          .said_by = kByRecordings,
          .phrase = ", prompts in chunks of {}"}),
-    engine_row<&EngineConfig::enable_prefix_caching>(
-        {.name = "enable_prefix_caching",
-         .group = kEngine,
-         .no_flag = "--no-prefix-caching",
-         .no_help = "forget blocks when they are freed",
-         .said_by = kByRecordings,
-         .phrase = ", no prefix caching"}),
+    engine_row<&EngineConfig::enable_prefix_caching>({.name = "enable_prefix_caching",
+                                                      .group = kEngine,
+                                                      .no_flag = "--no-prefix-caching",
+                                                      .no_help = "disable prefix caching",
+                                                      .said_by = kByRecordings,
+                                                      .phrase = ", no prefix caching"}),
     engine_row<&EngineConfig::enable_chunked_prefill>(
         {.name = "enable_chunked_prefill",
          .group = kEngine,
          .no_flag = "--no-chunked-prefill",
-         .no_help = "a prompt runs in one step or waits",
+         .no_help = "run a prompt in one step or let it wait",
          .said_by = kByRecordings,
          .phrase = ", no chunked prefill"}),
     engine_row<&EngineConfig::async_scheduling>(
         {.name = "async_scheduling",
          .group = kEngine,
          .flag = "--async-scheduling",
-         .help = "decide a step before the previous output is known (as the release serves)",
+         .help = "schedule a step before the previous output is known (the release's default)",
          .no_flag = "--no-async-scheduling",
-         .no_help = "decide a step after the previous output is known",
+         .no_help = "schedule a step after the previous output is known",
          .said_by = kByRecordings,
          .phrase = ", async scheduling"}),
     engine_row<&EngineConfig::scheduler_reserve_full_isl>(
@@ -163,12 +163,13 @@ constexpr RunField kFields[] = {
          .phrase = ", no full-length reservation"}),
     engine_row<&EngineConfig::hash_algorithm>(
         option("hash_algorithm", kEngine, "--hash-algorithm",
-               "of block hashes: the model's own, or one of the engine's (content; with "
+               "block hashes: content (the model's own) or an engine's algorithm (content; with "
                "--cache-events sha256_cbor)",
                kByRecordings)),
-    engine_row<&EngineConfig::mamba_cache_mode>(option(
-        "mamba_cache_mode", kEngine, "--mamba-cache-mode",
-        "of a --model with states: none, align or all (as the release serves)", kByRecordings)),
+    engine_row<&EngineConfig::mamba_cache_mode>(
+        option("mamba_cache_mode", kEngine, "--mamba-cache-mode",
+               "--model with recurrent states: none, align or all (the release's default)",
+               kByRecordings)),
     // Rows without a flag: a plan, a recording or a model file determines them.
     engine_row<&EngineConfig::num_spec_tokens>(
         {.name = "num_spec_tokens", .phrase = ", {} drafts"}),
@@ -176,51 +177,50 @@ constexpr RunField kFields[] = {
     engine_row<&EngineConfig::num_hash_lookahead_tokens>({.name = "num_hash_lookahead_tokens"}),
     engine_row<&EngineConfig::prefix_cache_retention_interval>(
         option("prefix_cache_retention_interval", kEngine, "--prefix-cache-retention-interval",
-               "tokens between the states and windows that stay findable; 0: only where a prompt "
-               "or a shared prefix ends; -1: all of them (as the release serves)",
+               "tokens between cached states and windows; 0: only at the end of a prompt or shared "
+               "prefix; -1: all (the release's default)",
                kByRecordings, kDenseRetention)),
     row<&RunSpec::recipe, &RunRecipe::prefill_checkpoints>(
         {.name = "prefill_checkpoints",
          .group = kEngine,
          .no_flag = "--no-prefill-checkpoints",
-         .no_help = "prefills of a --model with states end where one is kept, and export none from "
-                    "inside a chunk",
+         .no_help = "--model with states: end prefill chunks where a state is kept; export none "
+                    "from inside a chunk",
          .said_by = kByRecordings}),
     engine_row<&EngineConfig::num_prefill_lookahead_tokens>(
         {.name = "num_prefill_lookahead_tokens"}),
     engine_row<&EngineConfig::prefix_match_unit>({.name = "prefix_match_unit"}),
-    row<&RunSpec::recipe, &RunRecipe::layers_per_group>(option(
-        "layers_per_group", kCache, "--layers-per-group",
-        "of a --model: the first N layers of each group have pages; decisions, blocks and the "
-        "kinds of pages stay (all)",
-        kByRecordings, 1, 1024)),
+    row<&RunSpec::recipe, &RunRecipe::layers_per_group>(
+        option("layers_per_group", kCache, "--layers-per-group",
+               "--model: only the first N layers of each group have pages; decisions, blocks and "
+               "kinds of pages do not change (all)",
+               kByRecordings, 1, 1024)),
     row<&RunSpec::recipe, &RunRecipe::hisparse_host_gib>(
         option("hisparse_host_gib", kCache, "--hisparse-host-gib",
-               "HiSparse: a --model's sparse attention keeps its rows in a host pool of this many "
-               "GiB (--connector hisparse)",
+               "HiSparse: host pool in GiB for the KV entries of a --model's sparse attention "
+               "(--connector hisparse)",
                kByRecordings, 1, 1 << 20)),
     row<&RunSpec::recipe, &RunRecipe::hisparse_device_buffer>(
         option("hisparse_device_buffer", kCache, "--hisparse-device-buffer",
-               "rows of a request's hot region in each layer (as the engine chooses)",
+               "KV entries of a request's hot region per layer (the engine's choice)",
                kByRecordings, 1, 32768)),
-    engine_row<&EngineConfig::encoder_compute_budget>(option(
-        "encoder_compute_budget", kEngine, "--encoder-compute-budget",
-        "rows that an encoder computes in one step, with cross attention (max_num_batched_tokens)",
-        kByRecordings)),
-    engine_row<&EngineConfig::encoder_cache_size>(
-        option("encoder_cache_size", kEngine, "--encoder-cache-size",
-               "rows that its cache counts (max_num_batched_tokens)", kByRecordings)),
+    engine_row<&EngineConfig::encoder_compute_budget>(
+        option("encoder_compute_budget", kEngine, "--encoder-compute-budget",
+               "encoder tokens computed per step, with cross attention (max_num_batched_tokens)",
+               kByRecordings)),
+    engine_row<&EngineConfig::encoder_cache_size>(option(
+        "encoder_cache_size", kEngine, "--encoder-cache-size",
+        "encoder tokens that the encoder cache holds (max_num_batched_tokens)", kByRecordings)),
 
     // KV connectors.
     setting_row<&RunSpec::connector, &ConnectorSpec::parts>(
         {.name = "connector",
          .group = kConnector,
          .flag = "--connector",
-         .help = "peers: unknown peers hold prefixes of some prompts, loads take time and fail "
-                 "(default); host: full blocks are stored in host memory and loaded from there; "
-                 "one-group-peers: as peers, of one KV cache group; hisparse: workers that copy "
-                 "pages of HiSparse's groups; up to four of them in the order in which they are "
-                 "asked: peers+host",
+         .help = "peers: simulated peers hold prefixes of some prompts, loads take steps and may "
+                 "fail (default); host: full blocks are stored in host memory and loaded from "
+                 "there; one-group-peers: like peers, for one KV cache group; hisparse: workers "
+                 "copy pages of HiSparse's groups; up to four, queried in this order: peers+host",
          .value_name = "PART[+PART...]",
          .default_text = "peers",
          .value_is_optional = true,
@@ -230,30 +230,30 @@ constexpr RunField kFields[] = {
         {.name = "disable_hybrid_kv_cache_manager",
          .group = kConnector,
          .flag = "--disable-hybrid-kv-cache-manager",
-         .help = "one KV cache group, whatever the layers (where a connector takes no more)",
+         .help = "one KV cache group for all layers (if a connector supports only one)",
          .no_flag = "--no-disable-hybrid-kv-cache-manager",
-         .no_help = "insist on several",
+         .no_help = "require several groups",
          .said_by = kByRecordings}),
     setting_row<&RunSpec::connector, &ConnectorSpec::load_failure_policy>(
         {.name = "kv_load_failure_policy",
          .old_name = "load_failure_fails",
          .group = kConnector,
          .flag = "--kv-load-failure-policy",
-         .help = "of requests whose load fails (recompute)",
+         .help = "policy for requests whose load fails (recompute)",
          .said_by = kByRecordings}),
     setting_row<&RunSpec::connector, &ConnectorSpec::num_host_blocks>(
         shrunk(option("host_blocks", kConnector, "--host-blocks",
-                      "of each host tier (as many as the pool has)", kByRecordings, 1),
+                      "blocks of each host tier (as many as the pool has)", kByRecordings, 1),
                Shrinks::lowered, 1)),
-    setting_row<&RunSpec::connector, &ConnectorSpec::load_failed_percent>(shrunk(
-        option("load_failed_percent", kConnector, "--load-failures",
-               "percent of the loads that fail (10 of those from peers, none from a host tier)",
-               kByRecordings, 0, 100),
-        Shrinks::lowered, 1)),
+    setting_row<&RunSpec::connector, &ConnectorSpec::load_failed_percent>(
+        shrunk(option("load_failed_percent", kConnector, "--load-failures",
+                      "percent of loads that fail (10 from peers, 0 from a host tier)",
+                      kByRecordings, 0, 100),
+               Shrinks::lowered, 1)),
     setting_row<&RunSpec::connector, &ConnectorSpec::delay_steps_max>(
         shrunk(option("transfer_delay_steps", kConnector, "--transfer-delay",
-                      "steps that a load or store of the host tier, or a copy of HiSparse's pages, "
-                      "takes at most (3)",
+                      "maximum steps of a load or store of the host tier, or of a copy of "
+                      "HiSparse's pages (3)",
                       kByRecordings, 0, 1000),
                Shrinks::lowered, 1)),
 
@@ -267,74 +267,70 @@ constexpr RunField kFields[] = {
     // Ranks.
     setting_row<&RunSpec::tensor_parallel_size>(
         shrunk(option("tensor_parallel_size", kRanks, "--tensor-parallel-size",
-                      "ranks that share the heads of a layer (1)", kBySavedCase, 1, kRanksMax),
+                      "ranks that shard the heads of a layer (1)", kBySavedCase, 1, kRanksMax),
                Shrinks::lowered, 2)),
     setting_row<&RunSpec::pipeline_parallel_size>(
         shrunk(option("pipeline_parallel_size", kRanks, "--pipeline-parallel-size",
-                      "stages that share the layers (1)", kBySavedCase, 1, kRanksMax),
+                      "stages that split the layers (1)", kBySavedCase, 1, kRanksMax),
                Shrinks::lowered, 2)),
     setting_row<&RunSpec::data_parallel_size>(
         shrunk(option("data_parallel_size", kRanks, "--data-parallel-size",
-                      "engines that share the requests and meet in every step (1)", kByRecordings,
-                      1, kRanksMax),
+                      "engines that split the requests and synchronize in every step (1)",
+                      kByRecordings, 1, kRanksMax),
                Shrinks::lowered, 2)),
-    engine_row<&EngineConfig::dcp>(
-        option("dcp", kRanks, "--decode-context-parallel-size",
-               "tensor parallel ranks that shard tokens among each other (1)", kByRecordings, 1,
-               kRanksMax)),
+    engine_row<&EngineConfig::dcp>(option(
+        "dcp", kRanks, "--decode-context-parallel-size",
+        "tensor parallel ranks across which tokens are sharded (1)", kByRecordings, 1, kRanksMax)),
     engine_row<&EngineConfig::pcp>(option("pcp", kRanks, "--prefill-context-parallel-size",
-                                          "further ranks that shard tokens (1)", kByRecordings, 1,
-                                          kRanksMax)),
-    setting_row<&RunSpec::cp_kv_cache_interleave_size>(
-        option("cp_kv_cache_interleave_size", kRanks, "--cp-kv-cache-interleave-size",
-               "tokens in a row that go to one rank of context parallelism (1)", kBySavedCase, 1,
-               kTokenOptionMax)),
-    setting_row<&RunSpec::enforce_eager>(
-        option("enforce_eager", kRanks, "--enforce-eager",
-               "data parallel ranks run no graphs: none is padded to the largest", kByRecordings)),
+                                          "additional ranks across which tokens are sharded (1)",
+                                          kByRecordings, 1, kRanksMax)),
+    setting_row<&RunSpec::cp_kv_cache_interleave_size>(option(
+        "cp_kv_cache_interleave_size", kRanks, "--cp-kv-cache-interleave-size",
+        "consecutive tokens per context parallel rank (1)", kBySavedCase, 1, kTokenOptionMax)),
+    setting_row<&RunSpec::enforce_eager>(option(
+        "enforce_eager", kRanks, "--enforce-eager",
+        "run data parallel ranks without graphs: no rank is padded to the largest", kByRecordings)),
 
     // The run.
     row<&RunSpec::backend>(
         {.name = "backend",
          .group = kRun,
          .flag = "--backend",
-         .help = "auto, cuda (a GPU), simt (the same kernels on the CPU), none (the model alone), "
-                 "your kernels: FILE.so (docs/check_your_kernels.md), or vllm[:DIR], vLLM's own "
-                 "worker (docs/real_worker.md)",
+         .help = "auto, cuda (a GPU), simt (the same kernels on the CPU), none (only the model), "
+                 "FILE.so (your kernels, docs/check_your_kernels.md) or vllm[:DIR] (vLLM's own "
+                 "worker, docs/real_worker.md)",
          .default_text = "auto",
          .saved_in = SavedIn::header}),
-    row<&RunSpec::check>(
-        {.name = "check",
-         .group = kRun,
-         .flag = "--check",
-         .help =
-             "fast; check: watch every access of every simulated thread; hunt: preempt threads too",
-         .saved_in = SavedIn::header}),
+    row<&RunSpec::check>({.name = "check",
+                          .group = kRun,
+                          .flag = "--check",
+                          .help = "check: watch every memory access of every simulated thread; "
+                                  "hunt: also preempt threads (fast)",
+                          .saved_in = SavedIn::header}),
     setting_row<&RunSpec::num_streams>(
         option("num_streams", kRun, "--streams",
-               "streams that a step's operations are spread over, with events in between (1)",
-               kBySavedCase, 1, 64)),
-    setting_row<&RunSpec::delay_streams>(
-        option("delay_streams", kRun, "--delay-streams",
-               "on the CPU: run every operation as late as events allow, in an order from the seed "
-               "(--check hunt does so too)",
-               kBySavedCase)),
-    setting_row<&RunSpec::max_cudagraph_capture_size>(option(
-        "max_cudagraph_capture_size", kRun, "--graphs",
-        "capture a graph for each of vLLM's batch sizes up to N tokens, replay it and pad to it",
-        kBySavedCase, 1)),
+               "streams that run a step's operations, ordered by events (1)", kBySavedCase, 1, 64)),
+    setting_row<&RunSpec::delay_streams>(option("delay_streams", kRun, "--delay-streams",
+                                                "on the CPU: run every operation as late as events "
+                                                "allow, in a seeded order (--check hunt also does)",
+                                                kBySavedCase)),
+    setting_row<&RunSpec::max_cudagraph_capture_size>(
+        option("max_cudagraph_capture_size", kRun, "--graphs",
+               "capture a graph for each of vLLM's batch sizes up to N tokens; pad batches to them "
+               "and replay",
+               kBySavedCase, 1)),
     setting_row<&RunSpec::numbers>(
         {.name = "numbers",
          .old_name = "real_numbers",
          .group = kRun,
          .flag = "--numbers",
-         .help = "what rows hold: words that are moved; real numbers, which an engine's kernels "
-                 "quantise and attend to (words)",
+         .help = "content of KV entries: words, which are only moved, or real numbers, which "
+                 "kernels quantize and attend to (words)",
          .said_by = kBySavedCase}),
-    setting_row<&RunSpec::decide>(option("decide", kRun, "--decide",
-                                         "decisions on the inputs of a recording: recording (its "
-                                         "own, unchanged) or model (recording)",
-                                         kBySavedCase)),
+    setting_row<&RunSpec::decide>(option(
+        "decide", kRun, "--decide",
+        "source of decisions on a recording's inputs: recording (its own) or model (recording)",
+        kBySavedCase)),
     // Never shrunk: the planted defect is what the case shows.
     row<&RunSpec::mutants>({.name = "mutants",
                             .group = kRun,
@@ -346,14 +342,14 @@ constexpr RunField kFields[] = {
     row<&RunSpec::seed>({.name = "seed",
                          .group = kRun,
                          .flag = "--seed",
-                         .help = "of sampled tokens and of hunt's preemptions (0)",
+                         .help = "seed of sampled tokens and of hunt's preemptions (0)",
                          .said_by = kBySavedCase,
                          .saved_in = SavedIn::header}),
     row<&RunSpec::recipe, &RunRecipe::faults>(
         {.name = "faults",
          .group = kRun,
          .flag = "--faults",
-         .help = "what goes wrong: KIND@STEP[+STEPS][:NUMBER], by commas, or a seed "
+         .help = "faults to inject: KIND@STEP[+STEPS][:NUMBER], separated by commas, or a seed "
                  "(docs/formats.md, Faults)",
          .value_name = "LIST|SEED",
          .said_by = kByRecordings}),
@@ -361,18 +357,18 @@ constexpr RunField kFields[] = {
         option("limit_requests", kRun, "--limit", "only the first N requests; 0: all (0)",
                kByRecordings, 0, INT64_MAX)),
     setting_row<&RunSpec::step_time, &StepTimeModel::base_ns>(
-        option("step_base_ns", kRun, "--step-base-ns", "virtual time of a step (10000000)",
+        option("step_base_ns", kRun, "--step-base-ns", "virtual time per step in ns (10000000)",
                kByRecordings, 0, kNanosecondsMax)),
     setting_row<&RunSpec::step_time, &StepTimeModel::per_token_ns>(
         option("step_token_ns", kRun, "--step-per-token-ns",
-               "... and of each of its tokens (20000)", kByRecordings, 0, kNanosecondsMax)),
+               "plus virtual time per token of the step in ns (20000)", kByRecordings, 0,
+               kNanosecondsMax)),
     setting_row<&RunSpec::draft_acceptance_percent>(
         option("draft_acceptance_percent", kRun, "--draft-acceptance",
-               "of 100 drafts, how many are accepted ({})", kByRecordings, 0, 100)),
-    setting_row<&RunSpec::short_drafts_percent>(
-        option("short_drafts_percent", kRun, "--short-drafts",
-               "of 100 times, how often a drafter proposes fewer drafts than it may ({})",
-               kByRecordings, 0, 100)),
+               "percent of draft tokens that are accepted ({})", kByRecordings, 0, 100)),
+    setting_row<&RunSpec::short_drafts_percent>(option(
+        "short_drafts_percent", kRun, "--short-drafts",
+        "percent of proposals with fewer draft tokens than allowed ({})", kByRecordings, 0, 100)),
     setting_row<&RunSpec::budget, &CheckBudget::probe_rows>({.name = "probe_rows"}),
     setting_row<&RunSpec::budget, &CheckBudget::query_rows>({.name = "query_rows"}),
     setting_row<&RunSpec::budget, &CheckBudget::untouched_pages>({.name = "untouched_pages"}),
@@ -401,7 +397,7 @@ const RunField* find_run_field(std::string_view name) {
 
 const RunField& run_field(std::string_view name) {
   const RunField* field = find_run_field(name);
-  LS_CHECK(field != nullptr, "no option of a run is called {}", name);
+  LS_CHECK(field != nullptr, "unknown run option {}", name);
   return *field;
 }
 
