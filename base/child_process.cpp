@@ -90,7 +90,7 @@ Result<void> FollowingChild::start() {
   for (auto* ends : {&line, &words})
     for (int& fd : *ends) close_fd(fd);
   if (child_ < 0) end();
-  if (child_ < 0) return fail("no child process: {}", why);
+  if (child_ < 0) return fail("cannot start a child process: {}", why);
   if (child_ > 0) return {};
   // From here on, in the child: what the work prints goes to the parent.
   leave_stop_signals_to_parent();
@@ -208,7 +208,7 @@ Result<std::unique_ptr<LineProcess>> LineProcess::start(const std::string& comma
   if (!open_pipe(in) || !open_pipe(out) || !open_pipe(words)) {
     const std::string why = std::strerror(errno);
     close_all();
-    return fail("no pipe to `{}`: {}", command, why);
+    return fail("cannot create a pipe to `{}`: {}", command, why);
   }
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);

@@ -136,7 +136,7 @@ struct Word {
   void write(JsonWriter& out, const T& member) const {
     for (const auto& [word, meaning] : words)
       if (meaning == member) return static_cast<void>(out.string(word));
-    LS_CHECK(false, "no word of {} for a value", words.size());
+    LS_CHECK(false, "none of {} words stands for the value", words.size());
   }
 };
 

@@ -252,7 +252,7 @@ std::int64_t JsonValue::scaled_decimal(int digits) {
     if (const auto value = scaled_decimal_of(text, digits)) return *value;
   }
   refuse(
-      fmt::format("a number with at most {} digits behind the point, no exponent, and at most {} "
+      fmt::format("a number with at most {} digits after the point, no exponent, and at most {} "
                   "when multiplied by 10^{}",
                   digits, std::numeric_limits<std::int64_t>::max(), digits));
   return 0;
@@ -351,9 +351,8 @@ void JsonReader::refuse_or_skip(std::uint32_t node) {
     return;
   }
   fail_at(node,
-          fmt::format(
-              "found a key that this format does not have; expected {}, or one that starts with x_",
-              meant == absent_.end() ? "a known key" : fmt::format("\"{}\"", *meant)));
+          fmt::format("found an unknown key; expected {}, or one that starts with x_",
+                      meant == absent_.end() ? "a known key" : fmt::format("\"{}\"", *meant)));
 }
 
 std::vector<JsonEntry> JsonObject::entries() {

@@ -52,7 +52,7 @@ Result<ByteSource> ByteSource::open(const std::string& path) {
   // /dev/stdin` reads plain bytes.
   if (S_ISREG(status.st_mode) && starts_as_gzip(source.fd_)) {
     source.gzip_ = ::gzdopen(source.fd_, "rb");
-    if (source.gzip_ == nullptr) return fail("{}: no memory to unpack it", path);
+    if (source.gzip_ == nullptr) return fail("{}: not enough memory to unpack it", path);
     source.fd_ = -1;
   }
   return source;

@@ -160,7 +160,7 @@ Result<void> OutputFile::commit() {
   if (partial_path_.empty())  // a pipe reports a lost reader here or never
     return ::close(std::exchange(fd_, -1)) == 0 ? Result<void>() : refuse(path_, "written");
   if (::fsync(fd_) != 0) return refuse(path_, "flushed to the disk");
-  if (::rename(partial_path_.c_str(), target_.c_str()) != 0) return refuse(path_, "given its name");
+  if (::rename(partial_path_.c_str(), target_.c_str()) != 0) return refuse(path_, "renamed");
   ::close(std::exchange(fd_, -1));
   // The new name is durable once the folder is flushed. A folder that cannot be opened is not an
   // error: the file is complete.
@@ -195,7 +195,7 @@ Result<void> check_output(const std::string& path) {
   if (target.ends_with('/') || fs::is_directory(target, error))
     return fail("{}: is a folder; give the name of a file", path);
   const std::string folder = folder_of(target);
-  if (!fs::is_directory(folder, error)) return fail("{}: there is no folder {}", path, folder);
+  if (!fs::is_directory(folder, error)) return fail("{}: no folder {}", path, folder);
   // An existing file may be rewritten in place, so its own permission is enough; a new file needs
   // that of its folder.
   const std::string& written = fs::exists(target, error) ? target : folder;

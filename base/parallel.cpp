@@ -42,13 +42,13 @@ ThreadTeam::ThreadTeam(int size) : turn_(size) {
 }
 
 ThreadTeam::~ThreadTeam() {
-  LS_CHECK(work_ == nullptr, "a team ends while it works");
+  LS_CHECK(work_ == nullptr, "a team ends during its work");
   turn_.arrive_and_wait();
 }
 
 void ThreadTeam::run(const std::function<void(int member)>& work) {
   // Not a lock: only programmer errors call run() from two threads.
-  LS_CHECK(work_ == nullptr, "a team of {} threads works already", size());
+  LS_CHECK(work_ == nullptr, "a team of {} threads is at work already", size());
   work_ = &work;
   turn_.arrive_and_wait();
   work(0);

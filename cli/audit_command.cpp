@@ -124,10 +124,10 @@ std::string finding_text(const AuditFinding& finding) {
 // anything up, or a KV connector took part.
 std::string hits_text(const HitTotals& hits) {
   if (hits.lookups == 0) return {};
-  std::string text = fmt::format(
-      "prefix hits {:.1f} %: {} of {} tokens that were in the pool, in {} of {} tokens\n",
-      hit_share(hits), with_commas(hits.hit), with_commas(hits.there),
-      counted(hits.lookups, "look-up"), with_commas(hits.tokens));
+  std::string text =
+      fmt::format("prefix hits {:.1f} %: {} of {} tokens that were in the pool; {} for {} tokens\n",
+                  hit_share(hits), with_commas(hits.hit), with_commas(hits.there),
+                  counted(hits.lookups, "look-up"), with_commas(hits.tokens));
   const std::string losses = losses_text(hits);
   return losses.empty() ? text : text + fmt::format("  not hit: {}\n", losses);
 }
@@ -152,8 +152,8 @@ std::string groups_text(const AuditTotals& totals) {
 std::vector<std::string> not_checked_of(const AuditTotals& totals) {
   std::vector<std::string> not_checked = {
       "memory: which addresses kernels read and write, and which bytes a connector moves",
-      "the rows of a draft model, except that a hit does not end before another next token",
-      "the content of rings of keys"};
+      "a draft model's KV entries, except that no hit ends before a different next token",
+      "the content of ring buffers of keys"};
   if (totals.rules == AuditedRules::memory)
     not_checked.emplace_back("rules about policy (--policy off)");
   if (totals.skipped > 0)
@@ -181,7 +181,7 @@ std::string totals_text(const AuditTotals& totals) {
     return !file.findings.empty() && !file.has_sessions;
   });
   if (explained != totals.files.end())
-    text += fmt::format("\n`lockstep explain {}` tells what led to the first.\n",
+    text += fmt::format("\n`lockstep explain {}` shows what led to the first finding.\n",
                         shell_word(explained->file));
   if (totals.findings.size() > kFindingsShown)
     text += fmt::format("\n... and {} more; --json FILE lists them all\n",
@@ -273,15 +273,15 @@ Result<int> audit(const AuditOptions& options, CommandReport& report) {
   const bool hits_too_little = hit_share(totals.hits) < options.min_hit_share;
   if (hits_too_little)
     fmt::print(
-        "\nToo little is hit: {:.1f} % of what was there; --min-hit-share {} asks for more.\n",
+        "\nHit rate too low: {:.1f} % of the cached tokens; --min-hit-share requires {} %.\n",
         hit_share(totals.hits), options.min_hit_share);
   if (hits_too_little)
-    report.add(
-        {.name = "prefix hits",
-         .kind = ItemKind::failed,
-         .check = "audit.hit_share",
-         .line = fmt::format("{:.1f} % of what was there is hit; --min-hit-share {} asks for more",
-                             hit_share(totals.hits), options.min_hit_share)});
+    report.add({.name = "prefix hits",
+                .kind = ItemKind::failed,
+                .check = "audit.hit_share",
+                .line = fmt::format(
+                    "hit rate {:.1f} % of the cached tokens; --min-hit-share requires {} %",
+                    hit_share(totals.hits), options.min_hit_share)});
   // A run that audited nothing has no verdict.
   if (!totals.files.empty() && totals.skipped == std::ssize(totals.files) &&
       totals.findings.empty())
@@ -295,24 +295,24 @@ Result<int> audit(const AuditOptions& options, CommandReport& report) {
 void add_audit_command(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<AuditOptions>();
   CLI::App* command =
-      app.add_subcommand("audit", "Check what recorded decisions of any engine do to memory");
+      app.add_subcommand("audit", "Check what any engine's recorded decisions do to memory");
   command->footer(
-      "A file that cannot be judged is refused with its reason, and the others are judged.\n"
-      "Exit status: 0 all are clean; 1 something was found, or too little hit; 2 some were "
-      "refused, whatever was found.");
+      "A file that cannot be checked is refused with a reason; the others are still checked.\n"
+      "Exit status: 0 all clean; 1 a finding, or the hit rate is too low; 2 a file is refused, "
+      "whatever else is found.");
   command
       ->add_option(
           "PATH", options->paths,
-          "recordings, and folders of them; -: one from standard input, checked as it is written")
+          "recordings or folders of them; -: one from standard input, checked as it is written")
       ->required();
   command
       ->add_option("--min-hit-share", options->min_hit_share,
-                   "status 1 when less of the content in the pool is hit, in percent")
+                   "minimum hit rate in percent of the cached tokens; below it, exit with 1")
       ->check(CLI::Range(0.0, 100.0).description(""))
       ->type_name("P");
   command
       ->add_option("--policy", options->policy,
-                   "check rules about policy: hits, victim, standstill, limits")
+                   "also check the rules about policy: hits, victim, standstill, limits")
       ->check(CLI::IsMember({"on", "off"}))
       ->capture_default_str();
   declare_reports(*command, options->reports, "the result as JSON");

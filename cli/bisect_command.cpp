@@ -143,7 +143,7 @@ Result<std::vector<Commit>> commits_between(const std::string& repository, const
     const std::string commit = shell_word(end + "^{commit}");
     if (auto known = lines_of(git(repository, "rev-parse --verify --end-of-options " + commit));
         !known)
-      return fail("{}: {} names no commit: {}", repository, end, known.error().message);
+      return fail("{}: {} is not a commit: {}", repository, end, known.error().message);
   }
   const std::string from = shell_word(good + "^{commit}");
   const std::string to = shell_word(bad + "^{commit}");
@@ -165,7 +165,7 @@ Result<std::unique_ptr<TemporaryExports>> TemporaryExports::create() {
   std::error_code error;
   std::string folder = (fs::temp_directory_path(error) / "lockstep-bisect.XXXXXX").string();
   if (error || ::mkdtemp(folder.data()) == nullptr)
-    return fail("{}: cannot make a temporary folder; set TMPDIR", folder);
+    return fail("{}: cannot create a temporary folder; set TMPDIR", folder);
   exports->folder_ = std::move(folder);
   // An engine may still write while it ends, so the folder is removed a second time after a second.
   const std::string remove = "rm -rf -- " + shell_word(exports->folder_);
@@ -239,7 +239,7 @@ struct Bisection {
   bool changes() const { return !is_same(*candidates.back().failure); }
   // REQUIRES: both ends are judged.
   bool is_same(const Failure& failure) const {
-    LS_CHECK(candidates.front().failure && candidates.back().failure, "an end is not judged");
+    LS_CHECK(candidates.front().failure && candidates.back().failure, "an end has no verdict");
     const Failure& first = *candidates.front().failure;
     if (first.failed() != candidates.back().failure->failed())
       return first.failed() == failure.failed();
@@ -255,7 +255,8 @@ using JudgeAt = std::function<Result<Failure>(std::size_t)>;
 // REQUIRES: the candidate has not been judged.
 void judge_at(Bisection& found, std::size_t index, const JudgeAt& judge, Progress& progress) {
   Candidate& candidate = found.candidates[index];
-  LS_CHECK(!candidate.failure && candidate.skipped.empty(), "{} is judged twice", candidate.name);
+  LS_CHECK(!candidate.failure && candidate.skipped.empty(), "{} has a verdict already",
+           candidate.name);
   progress.at(++found.judged, candidate.name);
   Result<Failure> failure = judge(index);
   if (!failure)
@@ -288,7 +289,7 @@ Result<void> search(Bisection& found, const JudgeAt& judge) {
     judge_at(found, end, judge, progress);
     const Candidate& candidate = found.candidates[end];
     if (!candidate.failure)
-      return fail("{} cannot be judged: {}; choose another end of the range", candidate.name,
+      return fail("{} cannot be checked: {}; choose a different end of the range", candidate.name,
                   candidate.skipped);
   }
   if (!found.changes()) return {};
@@ -321,8 +322,8 @@ void print_found(const Bisection& found) {
     return;
   }
   fmt::print("{}: {}\n  {}: {}\n  {}: {}\n",
-             stop_requested() ? "Interrupted; the verdict changes here or before"
-                              : "First with another verdict",
+             stop_requested() ? "Interrupted; the verdict changes here or earlier"
+                              : "First with a different verdict",
              name_text(bad), good.name, verdict_text(*good.failure), bad.name,
              verdict_text(*bad.failure));
   const Candidate& last = found.candidates.back();
@@ -340,7 +341,7 @@ void print_skipped(const Bisection& found) {
   }
   // The verdict may have changed in a skipped candidate already.
   if (is_open && found.changes())
-    fmt::print("A skipped one between {} and {} may be the first.\n",
+    fmt::print("The first may be a skipped one between {} and {}.\n",
                found.candidates[found.good].name, found.candidates[found.bad].name);
 }
 
@@ -435,7 +436,7 @@ void print_policies(const std::vector<PolicyVerdict>& policies, std::string_view
 Result<int> bisect_releases(BisectOptions& options, const SavedCase& saved, CommandReport& report) {
   LS_ASSIGN_OR_RETURN(const auto releases, releases_in(options.where.front()));
   if (releases.size() < 2)
-    return fail("{}: a range has two releases or more", options.where.front());
+    return fail("{}: a range needs at least two releases", options.where.front());
   const JudgeEngine judge_engine = [&](const std::string& engine) {
     SavedCase of_engine = saved;
     of_engine.engine.engine = engine;
@@ -457,12 +458,13 @@ Result<int> bisect_releases(BisectOptions& options, const SavedCase& saved, Comm
     json["policies"] = json_of(alone);
     print_policies(alone, "alone");
     if (alone.empty()) {
-      fmt::print("  No policy does it alone. Without one of these {} has another verdict:\n",
-                 bad.name);
+      fmt::print(
+          "  No single policy explains it. Restoring any one of these changes the verdict of {}:\n",
+          bad.name);
       const auto needed =
           policies_that_change(found, bad.name, good.name, *bad.failure, judge_engine);
       json["policies_needed"] = json_of(needed);
-      print_policies(needed, "again");
+      print_policies(needed, "restored");
     }
   }
   print_skipped(found);
@@ -496,9 +498,8 @@ Result<GitRange> git_range_of(const BisectOptions& options) {
     range.engine = fmt::format("{}:{}", adapter, kFolder);
   }
   if (range.engine.find(kFolder) == std::string::npos)
-    return fail(
-        "{}: expected vllm:REPO, sglang:REPO, or a command with {} for the folder of a commit",
-        range.engine, kFolder);
+    return fail("{}: expected vllm:REPO, sglang:REPO, or a command with {} for a commit's folder",
+                range.engine, kFolder);
   if (range.repository.empty())
     return fail("{}: name its git repository with --repo", range.engine);
   return range;
@@ -564,22 +565,22 @@ Result<int> bisect(BisectOptions& options, CommandReport& report) {
 void add_bisect_command(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<BisectOptions>();
   CLI::App* command = app.add_subcommand(
-      "bisect", "Find the first release or commit of an engine in which a case's verdict changes");
+      "bisect", "Find the first release or commit of an engine that changes a case's verdict");
   command->add_option("CASE", options->file, "a saved case, or a recording")->required();
   command
       ->add_option("RANGE", options->where,
-                   "vllm-A..vllm-B: releases, decided by the model. Or ENGINE GOOD..BAD: commits "
-                   "of vllm:REPO, sglang:REPO, or a command with {dir} in --repo")
+                   "vllm-A..vllm-B: releases, simulated by the model. Or ENGINE GOOD..BAD: commits "
+                   "of vllm:REPO, sglang:REPO, or a command with {dir} and its --repo")
       ->required()
       ->expected(1, 2);
   command
       ->add_option("--repo", options->repository,
-                   "git repository of ENGINE; the command reads {dir}, the folder of a commit")
+                   "git repository of ENGINE; {dir} in the command becomes a commit's folder")
       ->type_name("DIR");
   declare_backend(*command, options->judging);
   declare_engine_python(*command);
   declare_decisions_timeout(*command, options->judging.decisions.timeout_s);
-  declare_reports(*command, options->reports, "what changes, where, and both verdicts as JSON");
+  declare_reports(*command, options->reports, "the change and both verdicts as JSON");
   run_when_chosen(*command, options, exit_code, bisect);
 }
 

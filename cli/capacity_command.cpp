@@ -159,16 +159,16 @@ Result<int> capacity(CapacityCommand command) {
   // printed.
   LS_RETURN_IF_ERROR(is_placed(command.arguments));
   Comparison comparison;
-  fmt::print("Planned as {} plans.\n\n", command.arguments.engine);
+  fmt::print("Planned by the rules of {}.\n\n", command.arguments.engine);
   print_head();
   for (const std::string& name : command.models.empty() ? model_names() : command.models)
     LS_RETURN_IF_ERROR(compare_model(name, command, comparison));
   fmt::print(
-      "\ntokens: of one block. capacity: num_blocks / blocks a request * max_model_len. older: "
-      "num_blocks // all\ngroups * smallest block size, which state groups and windows divide "
-      "wrongly. empty: tensors and places of\npacks where a group has no layer. padding and empty: "
-      "of the blocks of one longest request.\nresend: what a second request with the same prompt "
-      "of {} tokens hits.\n",
+      "\ntokens: per block. capacity: num_blocks / blocks per request * max_model_len. older: "
+      "num_blocks // all\ngroups * smallest block size, which is wrong with state groups and "
+      "windows. padding and empty: share of\nthe blocks of one request of max_model_len; empty "
+      "counts tensors and pack positions without a layer.\nresend: prefix hit of a second request "
+      "with the same prompt of {} tokens.\n",
       with_commas(command.prompt_tokens));
   for (const std::string& warning : comparison.warnings) fmt::print("warning: {}\n", warning);
   if (!command.json_path.empty())
@@ -184,21 +184,23 @@ Result<int> capacity(CapacityCommand command) {
 
 void add_capacity_command(CLI::App& app, int& exit_code) {
   auto command = std::make_shared<CapacityCommand>();
-  CLI::App* sub =
-      app.add_subcommand("capacity", "Compare what models, modes, packings and dtypes can hold");
-  sub->add_option("models", command->models, "names or files (all of the catalogue)");
-  sub->add_option("--kv-dtype", command->kv_dtypes, "one or more, with commas")->delimiter(',');
-  sub->add_option("--mamba-cache-mode", command->modes, "one or more, with commas")->delimiter(',');
-  sub->add_option("--attn-pack", command->packs, "one or more, with commas")
+  CLI::App* sub = app.add_subcommand(
+      "capacity", "Compare the cache capacity of models, modes, packings and dtypes");
+  sub->add_option("models", command->models,
+                  "catalogue names or model files (the whole catalogue)");
+  sub->add_option("--kv-dtype", command->kv_dtypes, "cache dtypes, separated by commas")
+      ->delimiter(',');
+  sub->add_option("--mamba-cache-mode", command->modes, "modes, separated by commas")
+      ->delimiter(',');
+  sub->add_option("--attn-pack", command->packs, "attention layers per page, separated by commas")
       ->delimiter(',')
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{4096}));
-  sub->add_option("--prompt-tokens", command->prompt_tokens,
-                  "a prompt's length, for what a resend of it hits")
+  sub->add_option("--prompt-tokens", command->prompt_tokens, "prompt tokens of the resend column")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   declare_from(*sub, command->from);
   add_layout_options(*sub, command->arguments);
-  declare_output(*sub, "--json", command->json_path, "write everything");
+  declare_output(*sub, "--json", command->json_path, "the comparison as JSON");
   sub->callback([command, &exit_code] { exit_code = exit_status(capacity(*command)); });
 }
 

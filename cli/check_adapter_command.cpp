@@ -93,8 +93,8 @@ Result<int> run_checks(const CheckAdapterOptions& options, CommandReport& report
 void add_check_adapter_command(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<CheckAdapterOptions>();
   options->decisions.option = "ENGINE";
-  CLI::App* command = app.add_subcommand("check-adapter",
-                                         "Check that an engine's process speaks docs/protocols.md");
+  CLI::App* command = app.add_subcommand(
+      "check-adapter", "Check that an engine process speaks the protocol of docs/protocols.md");
   declare_engine_python(*command);
   command
       ->add_option("ENGINE", options->decisions.decisions,

@@ -151,14 +151,14 @@ std::vector<std::string> not_checked_of(const ConformTotals& totals) {
 std::string stuck_text(const ConformSummary& schedules) {
   if (schedules.stuck == 0) return {};
   std::string text = fmt::format(
-      "{} with requests that wait for each other forever:\n",
+      "{} in a deadlock:\n",
       schedules.stuck == 1 ? "1 recording ends" : with_commas(schedules.stuck) + " recordings end");
   std::int64_t shown = 0;
   for (const ConformFile& file : schedules.files)
     if (file.is_stuck && ++shown <= kStuckShown)
       text += fmt::format("  {}: {}\n", file.file, file.wait_cycle);
   if (shown > kStuckShown)
-    text += fmt::format("  ... and {} more (--json FILE holds them all)\n",
+    text += fmt::format("  ... and {} more (--json FILE lists them all)\n",
                         with_commas(shown - kStuckShown));
   return text;
 }
@@ -166,14 +166,14 @@ std::string stuck_text(const ConformSummary& schedules) {
 std::string summary_text(const ConformTotals& totals) {
   std::string text;
   for (const auto& [engine, judged_as] : strangers_of(totals.schedules))
-    text += fmt::format("{} is judged as {}.\n", engine, judged_as);
+    text += fmt::format("{} is compared with the profile {}.\n", engine, judged_as);
   text += folders_text(totals.schedules) + layouts_text(totals.layouts);
   const std::vector<ConformMismatch> mismatches = totals.mismatches();
   const std::size_t shown = std::min(mismatches.size(), kMismatchesShown);
   for (std::size_t i = 0; i < shown; ++i) text += mismatch_text(mismatches[i]);
   if (shown < mismatches.size()) {
     text +=
-        fmt::format("\n... and {} more (--json FILE holds them all)\n", mismatches.size() - shown);
+        fmt::format("\n... and {} more (--json FILE lists them all)\n", mismatches.size() - shown);
   }
   text += refused_text(totals.refused) + "\n";
   if (!totals.schedules.files.empty()) {
@@ -251,7 +251,7 @@ ConformTotals compare(ConformInputs inputs, const std::string& engine, int jobs)
   ConformTotals totals;
   totals.refused = std::move(inputs.refused);
   if (inputs.others > 0)
-    totals.not_looked_at.push_back(counted(inputs.others, "file") + " that conform does not take");
+    totals.not_looked_at.push_back(counted(inputs.others, "file") + " that conform does not read");
   Progress progress("conforming", static_cast<std::int64_t>(inputs.schedules.size()));
   std::int64_t done = 0;
   if (!inputs.schedules.empty()) {
@@ -321,15 +321,15 @@ void add_conform_command(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<ConformCommandOptions>();
   options->jobs = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   CLI::App* command = app.add_subcommand(
-      "conform", "Compare the model's decisions with what an engine recorded, field by field");
+      "conform", "Compare the model's decisions with an engine's recording, field by field");
   command->footer(
-      "A file that cannot be judged is refused with its reason, and the others are judged.\n"
-      "Exit status: 0 all agree; 1 some do not; 2 some were refused, whatever the others came to.");
-  command->add_option("PATH", options->paths, "recordings, and folders of them")->required();
+      "A file that cannot be checked is refused with a reason; the others are still checked.\n"
+      "Exit status: 0 all agree; 1 some differ; 2 a file is refused, whatever the others give.");
+  command->add_option("PATH", options->paths, "recordings or folders of them")->required();
   command->add_option("--engine", options->engine,
-                      "profile to judge by, or an engine file (the recording's engine)");
+                      "profile or engine file to compare with (the recording's engine)");
   declare_reports(*command, options->reports, "the result as JSON");
-  command->add_option("--jobs", options->jobs, "files at a time")
+  command->add_option("--jobs", options->jobs, "files in parallel")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
   run_when_chosen(*command, options, exit_code, conform);

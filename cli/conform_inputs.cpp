@@ -31,7 +31,7 @@ void add_file(const std::string& path, ConformInputs& inputs) {
     inputs.refused.push_back({path, format.error().message});
   else if (!add(path, *format, inputs))
     inputs.refused.push_back(
-        {path, fmt::format("{}:1: a {}; conform takes recordings, and so does audit", path,
+        {path, fmt::format("{}:1: found a {}; conform and audit take recordings", path,
                            name_of(*format))});
 }
 
@@ -72,7 +72,7 @@ Result<ConformInputs> find_conform_inputs(const std::vector<std::string>& paths)
   sort_and_unite(inputs.layouts);
   // A named file would be in one of the three lists, so only folders without a recording get here.
   if (inputs.schedules.empty() && inputs.layouts.empty() && inputs.refused.empty()) {
-    return fail("{}: no recording there", paths.front());
+    return fail("{}: contains no recording", paths.front());
   }
   return inputs;
 }
@@ -87,7 +87,7 @@ std::string refused_text(std::span<const RefusedFile> refused) {
     text += fmt::format("  {}\n", file.reason);
   if (refused.size() > kShown)
     text +=
-        fmt::format("  ... and {} more (--json FILE holds them all)\n", refused.size() - kShown);
+        fmt::format("  ... and {} more (--json FILE lists them all)\n", refused.size() - kShown);
   return text;
 }
 

@@ -57,7 +57,7 @@ ReplayRequest request_for(const std::string& trace, std::string_view defect) {
 
 // Errors: the run does not agree, which only a broken installation explains.
 Result<void> show_agreement(const std::string& trace, CommandReport& out) {
-  heading(1, fmt::format("{} on kernels of vLLM's kind, compared with the model", kTrace));
+  heading(1, fmt::format("{} on vLLM-style kernels, compared with the model", kTrace));
   LS_ASSIGN_OR_RETURN(auto open, open_replay(request_for(trace, {})));
   fmt::print("{}\n", configuration_text(open));
   std::fflush(stdout);
@@ -86,7 +86,7 @@ Result<int> demo(const DemoOptions& options, CommandReport& out) {
   const std::string trace = (data_root() / "traces" / "samples" / kTrace).string();
   LS_RETURN_IF_ERROR(show_agreement(trace, out));
   LS_ASSIGN_OR_RETURN(const SavedCase saved, find_defect(trace));
-  heading(3, "Shrunk: what can be taken away is");
+  heading(3, "Shrunk to the minimal case");
   const FailingCaseOptions judging;
   LS_ASSIGN_OR_RETURN(const Failure failure, failure_of(saved, judging));
   LS_ASSIGN_OR_RETURN(const ShrunkCase shrunk, shrink_case(saved, failure, judging));
@@ -102,7 +102,7 @@ Result<int> demo(const DemoOptions& options, CommandReport& out) {
   }
   out.add({.name = fmt::format("{} is found", kDefect)});
   fmt::print(
-      "\nThat took {}. Yours: `lockstep replay TRACE --backend FILE.so` for kernels, `lockstep "
+      "\nDone in {}. Yours: `lockstep replay TRACE --backend FILE.so` for kernels, `lockstep "
       "audit\nRECORDING` for a scheduler, `lockstep --help` for the rest.\n",
       duration_text(clock.lap()));
   return kExitAgreed;
@@ -113,8 +113,8 @@ Result<int> demo(const DemoOptions& options, CommandReport& out) {
 void add_demo_command(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<DemoOptions>();
   CLI::App* command = app.add_subcommand(
-      "demo", "Show it in seconds: a trace agrees, a planted defect is found, shrunk, explained");
-  declare_output_folder(*command, "--save", options->save_dir, "folder for the smallest case");
+      "demo", "See it in seconds: a trace agrees, a planted defect is found, shrunk and explained");
+  declare_output_folder(*command, "--save", options->save_dir, "folder for the minimal case");
   run_when_chosen(*command, options, exit_code, demo);
 }
 

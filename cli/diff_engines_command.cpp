@@ -149,7 +149,7 @@ Result<Prepared> prepare(ReplayOptions options) {
   options.run.set_text("backend", "none");
   LS_ASSIGN_OR_RETURN(auto replay, prepare_replay(request_of(options)));
   if (replay.format == FileFormat::saved_case)
-    return fail("{}: a saved case is one run; `lockstep replay` takes it", options.file);
+    return fail("{}: a saved case is one run; use `lockstep replay`", options.file);
   if (replay.recording != nullptr)
     return requests_of_recording(options, *replay.recording, std::move(replay.config));
   return Prepared{
@@ -189,11 +189,11 @@ void print_partings(const EngineDiff& diff) {
     fmt::print("\nThe decisions are the same in every step.\n");
     return;
   }
-  fmt::print("\nWhere they part first:\n");
+  fmt::print("\nFirst difference in each field:\n");
   for (std::size_t f = 0; f < kNumDecisionFields; ++f) {
     const auto& step = diff.first_difference[f];
     fmt::print("  {:<12}{}\n", name_of(static_cast<DecisionField>(f)),
-               step ? fmt::format("step {}", with_commas(*step)) : "nowhere");
+               step ? fmt::format("step {}", with_commas(*step)) : "none");
   }
   for (const EngineSide& side : diff.sides)
     fmt::print("\nStep {} of {}:\n{}", with_commas(*first), side.engine, side.first_parting);
@@ -222,7 +222,7 @@ Result<void> check_options(const ReplayOptions& options) {
   const std::string also = given_for_one_engine(options);
   if (!also.empty()) return fail("{}: diff-engines compares profiles only; leave it out", also);
   for (const auto& [given, name] : useless)
-    if (given) return fail("{}: diff-engines compares decisions only; leave it out", name);
+    if (given) return fail("{}: diff-engines compares only decisions; omit it", name);
   return {};
 }
 
@@ -239,7 +239,7 @@ Result<std::vector<std::string>> engines_of(const std::vector<std::string>& name
     if (!range) return fail("--engines " + range.error().message);
     for (const Release& release : *range) engines.emplace_back(release.name);
   }
-  if (engines.size() < 2) return fail("--engines: one engine has nothing to differ from");
+  if (engines.size() < 2) return fail("--engines: give at least two engines");
   return engines;
 }
 
@@ -284,7 +284,7 @@ void print_reasons(const std::vector<UpgradeStage>& stages) {
         fmt::print("  {} = {} alone: {}\n    {}\n", cost.policy->name,
                    cost.policy->word(cost.value), change_text(before->costs, cost.costs),
                    cost.policy->effect);
-      if (stage.because.empty()) fmt::print("  No policy does it alone.\n");
+      if (stage.because.empty()) fmt::print("  No single policy explains it.\n");
     }
     before = &stage;
   }
@@ -359,7 +359,7 @@ Result<int> follow_upgrade(const DiffOptions& options, const std::vector<std::st
   report.add({.name = fmt::format("{} to {}", engines.front(), engines.back()),
               .kind = is_same ? ItemKind::passed : ItemKind::failed,
               .check = is_same ? "" : "diff-engines",
-              .line = is_same ? "" : "diff-engines: the upgrade changes what the trace costs",
+              .line = is_same ? "" : "diff-engines: the upgrade changes the cost of the trace",
               .file = options.replay.file});
   return is_same ? kExitAgreed : kExitDisagreed;
 }
@@ -373,15 +373,14 @@ Result<int> diff(const DiffOptions& options, CommandReport& report) {
     fmt::print("{}\n", memory_table(memory->model, memory->options, memory->releases));
   }
   if (options.replay.file.empty()) {
-    if (!memory)
-      return fail("diff-engines takes a FILE, a --model whose memory it compares, or both");
+    if (!memory) return fail("diff-engines needs a FILE, a --model to compare memory, or both");
     return report_memory(*memory, report);
   }
   LS_ASSIGN_OR_RETURN(auto prepared, prepare(options.replay));
   if (engines.size() > 2)
     return follow_upgrade(options, engines, std::move(prepared), memory, report);
   if (!options.replay.report_path.empty())
-    return fail("--report draws what an upgrade costs: name more than two engines, or a range");
+    return fail("--report draws the cost of an upgrade: name more than two engines, or a range");
   LS_ASSIGN_OR_RETURN(
       const EngineDiff found,
       diff_engines(std::move(prepared.config), {engines[0], engines[1]}, prepared.make_workload));
@@ -408,16 +407,16 @@ void add_diff_engines_command(CLI::App& app, int& exit_code) {
   options->engines = {connector_profile().name, engine_profiles().back().name};
   CLI::App* command = app.add_subcommand(
       "diff-engines",
-      "Two profiles or more: where decisions on a trace part, what it costs, a model's memory");
+      "Compare engine profiles: their decisions on a trace, its cost, a model's memory");
   command->add_option("--engines", options->engines,
-                      fmt::format("two profiles ({} and {}): where they part; more of them, or a "
-                                  "range vllm-A..vllm-B: what changes from one to the next",
+                      fmt::format("two profiles ({} and {}): where they differ first; more of "
+                                  "them, or a range vllm-A..vllm-B: what each one changes",
                                   options->engines[0], options->engines[1]));
   declare_replay_options(*command, options->replay);
   command->get_option("FILE")->required(false);
   command
       ->add_option("--memory", options->memory,
-                   "for the cache of --model, per worker: 40GiB, 512MiB, bytes")
+                   "cache memory of --model per worker: 40GiB, 512MiB or bytes")
       ->capture_default_str();
   run_when_chosen(*command, options->replay.reports, exit_code,
                   [options](CommandReport& report) { return diff(*options, report); });

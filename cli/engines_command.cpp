@@ -64,7 +64,7 @@ std::string not_modelled_text() {
     while (end < releases().size() &&
            releases()[end].not_modelled.data() == releases()[i].not_modelled.data())
       ++end;
-    text += fmt::format("\nNot modelled of {}{}:\n", releases()[i].name,
+    text += fmt::format("\nNot modelled in {}{}:\n", releases()[i].name,
                         end - i > 1 ? fmt::format(" to {}", releases()[end - 1].name) : "");
     for (const std::string_view line : releases()[i].not_modelled)
       text += fmt::format("  - {}\n", line);
@@ -80,7 +80,7 @@ std::string change_log_text() {
     text += fmt::format("\n{}{}{}\n", release.name,
                         release.equals.empty() ? "" : fmt::format(" (and {})", release.equals),
                         &release == &releases().front() ? ""
-                        : changes.empty()               ? ": decides as the release before it"
+                        : changes.empty()               ? ": decides as the previous release"
                                                         : "");
     for (const Changed& change : changes)
       text +=
@@ -93,11 +93,12 @@ std::string change_log_text() {
 
 void print_engines() {
   fmt::print(
-      "Engine profiles: `--engine NAME` decides as that release of vLLM does,\n"
-      "`--engine NAME,POLICY=VALUE` as one that differs from it. The default is {}.\n"
-      "What each release changes:\n{}",
+      "Engine profiles: `--engine NAME` decides as that vLLM release does;\n"
+      "`--engine NAME,POLICY=VALUE` changes a policy of it. The default is {}.\n"
+      "What each release changes:\n"
+      "{}",
       EngineConfig{}.engine, change_log_text());
-  fmt::print("\nModelled under every profile:\n");
+  fmt::print("\nModelled in every profile:\n");
   for (const std::string_view line : modelled()) fmt::print("  - {}\n", line);
   fmt::print("{}", not_modelled_text());
 }
@@ -147,9 +148,9 @@ std::string markdown() {
     text += fmt::format("### {}{}\n", release.name,
                         release.equals.empty() ? "" : fmt::format(" (and {})", release.equals));
     if (&release == &releases().front())
-      text += "The oldest profile; what follows is what each release changed.\n";
+      text += "The oldest profile. The sections below list what each release changed.\n";
     else if (changes.empty())
-      text += "Decides as the release before it.\n";
+      text += "Decides as the previous release.\n";
     for (const Changed& change : changes)
       text += fmt::format("- `{}`: {} → {}{}\\\n", change.policy->name,
                           change.policy->word(change.before), change.policy->word(change.now.value),
@@ -169,7 +170,7 @@ std::string markdown() {
       text += can_show(profile, finding) ? " x |" : is_possible(profile, finding) ? " ? |" : "  |";
     text += "\n";
   }
-  text += "\nWhat makes them possible:\n\n";
+  text += "\nThe policies that make them possible:\n\n";
   for (const FindingPolicies& finding : finding_policies())
     text += wrapped(fmt::format("- {}: ", finding.finding), needs_text(finding));
   return text;
@@ -223,8 +224,7 @@ void add_engines_command(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<EnginesOptions>();
   CLI::App* command = app.add_subcommand(
       "engines", "List the engine profiles, what each release changed, and what is modelled");
-  command->add_option("ENGINE", options->engine,
-                      "one profile, or an engine file: all its policies");
+  command->add_option("ENGINE", options->engine, "profile or engine file whose policies to list");
   command->add_flag("--markdown", options->as_markdown, "print docs/reference/releases.md");
   declare_output(*command, "--json", options->json_path, "the table of policies as JSON");
   command->callback([options, &exit_code] { exit_code = exit_status(show_engines(*options)); });

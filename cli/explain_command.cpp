@@ -64,7 +64,7 @@ Result<int> explain_case(ExplainOptions& options, CommandReport& report) {
 void add_explain_command(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<ExplainOptions>();
   CLI::App* command =
-      app.add_subcommand("explain", "Tell what happens in a case, step by step, and why it fails");
+      app.add_subcommand("explain", "Explain a case step by step, and why it fails");
   command->add_option("CASE", options->file, "a saved case, or a recording")->required();
   command->add_option("--steps", options->steps, "the last N steps; 0: all")
       ->type_name("N")

@@ -128,15 +128,15 @@ std::string summary_text(const ExportCommand& command, const ExportedTrace& expo
   for (const LeftOut& left_out : exported.left_out)
     text += fmt::format("  left out: {} ({} times)\n", left_out.what, with_commas(left_out.count));
   if (!read.cut_off.empty())
-    text += fmt::format("  {} is {}: a request that it does not finish gets max_tokens of output\n",
-                        command.file, read.cut_off);
+    text += fmt::format("  {} is {}: unfinished requests get max_tokens of output\n", command.file,
+                        read.cut_off);
   std::string live = read.engine ? serve_text(*read.engine, read.num_blocks) : "";
   live += send_text(exported, format.as, file);
   if (!live.empty()) text += "Against a live server:\n" + live;
   // Readers assume the format's usual block size unless another is given.
   if (exported.block_tokens != format.block_tokens_max)
     text += fmt::format(
-        "Other readers need the block size of the ids, {}; here it is --import block={},time={}.\n",
+        "Other readers need the ids' block size, {}; Lockstep: --import block={},time={}.\n",
         counted(exported.block_tokens, "token"), exported.block_tokens,
         format.as == ExportAs::timed_trace ? "s" : "ms");
   return text;
@@ -178,11 +178,11 @@ Result<int> export_requests(const ExportCommand& command) {
 void add_export_command(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<ExportCommand>();
   CLI::App* command =
-      app.add_subcommand("export", "Write requests as other tools read them, for a live server");
+      app.add_subcommand("export", "Export requests for other tools and a live server");
   command
-      ->add_option("FILE", options->file,
-                   "requests: a trace of any format, a saved case, a recording, or the name of a "
-                   "bundled sample")
+      ->add_option(
+          "FILE", options->file,
+          "a trace of any format, a saved case, a recording, or the name of a bundled sample")
       ->required()
       ->transform(sample_by_name());
   std::vector<std::string> names;
@@ -190,15 +190,14 @@ void add_export_command(CLI::App& app, int& exit_code) {
   command->add_option("--as", options->as, "mooncake, aiperf, timed_trace (of vllm bench serve)")
       ->required()
       ->check(CLI::IsMember(names));
-  declare_output(*command, "--out", options->out, "the file (standard output)");
-  declare_output(*command, "--json", options->json_path, "what was written and left out");
+  declare_output(*command, "--out", options->out, "output file (standard output)");
+  declare_output(*command, "--json", options->json_path, "what was written and left out, as JSON");
   command
       ->add_option("--block", options->block_tokens,
-                   "tokens of an id; left out: as many as lose nothing of what prompts share")
+                   "tokens per id (the most that keeps all shared prefixes exact)")
       ->check(CLI::Range(1, 1 << 20).description(""))
       ->type_name("N");
-  command->add_flag("--lossy", options->is_lossy,
-                    "leave out what the format has no word for, and count it");
+  command->add_flag("--lossy", options->is_lossy, "drop and count what the format cannot express");
   declare_import(*command, options->import);
   command->callback([options, &exit_code] { exit_code = exit_status(export_requests(*options)); });
 }

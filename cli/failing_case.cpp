@@ -90,13 +90,13 @@ std::string change_row(std::string_view what, std::int64_t before, std::int64_t 
 void declare_backend(CLI::App& command, FailingCaseOptions& options) {
   command
       .add_option("--backend", options.backend,
-                  "auto (as the case says), cuda, simt, none (decisions, audit and invariants), "
+                  "auto (the case's own), cuda, simt, none (decisions, audit and invariants), "
                   "FILE.so, vllm[:DIR] or worker:COMMAND (an engine's own worker)")
       ->check(backend_among({"auto", "cuda", "simt", "none"}))
       ->capture_default_str();
   command
       .add_option("--time-limit", options.time_limit_s,
-                  "seconds that a case may run; beyond them it hangs")
+                  "timeout of a case in seconds; a case that takes longer hangs")
       ->check(CLI::Range(1, 86'400).description(""))
       ->type_name("S")
       ->capture_default_str();
@@ -107,9 +107,9 @@ void declare_backend(CLI::App& command, FailingCaseOptions& options) {
 void declare_judging(CLI::App& command, FailingCaseOptions& options) {
   declare_backend(command, options);
   command
-      .add_option("--decide", options.decide,
-                  "decisions on the inputs of a recording: recording (its own, unchanged; the "
-                  "default) or model")
+      .add_option(
+          "--decide", options.decide,
+          "source of decisions on a recording's inputs: recording (its own; default) or model")
       ->check(CLI::IsMember({"recording", "model"}));
   declare_decisions(command, options.decisions);
   declare_conform(command, options.decisions);
@@ -209,10 +209,10 @@ Result<SavedCase> load_case(const std::string& path, const FailingCaseOptions& o
   if (format != FileFormat::saved_case && format != FileFormat::recording)
     return fail(
         "{}: found a {}; expected a saved case or a recording. `lockstep replay {} --save DIR` "
-        "makes a case of what fails",
+        "saves a failure as a case",
         path, name_of(format), shell_word(path));
   if (format == FileFormat::saved_case && !options.decide.empty())
-    return fail("{}: a saved case says everything itself; leave --decide out", path);
+    return fail("{}: a saved case has its own source of decisions; omit --decide", path);
   Result<SavedCase> saved =
       format == FileFormat::saved_case ? read_saved_case(path) : read_recorded_case(path, options);
   if (!saved) return saved;
@@ -297,7 +297,7 @@ Result<ShrunkCase> shrink_case(const SavedCase& saved, const Failure& failure,
   auto result = shrink(saved, in_time, shrinking);
   if (!result)
     return fail(
-        "{}: failed once ({}) and not again; it depends on something that the case does not hold",
+        "{}: failed once ({}) but not again; it depends on something that the case does not store",
         saved.name, failure.check);
   // The shrinker saw no failing candidate because of the clock, so minimality is not proved.
   result->is_minimal &= !out_of_time();
@@ -314,10 +314,10 @@ std::string to_text(const ShrunkCase& shrunk) {
   const CaseSize before = size_of(shrunk.first);
   const CaseSize after = size_of(shrunk.result.smallest);
   std::string text =
-      fmt::format("{} tried, {} of them smaller; {}\n\n",
-                  counted(shrunk.result.evaluations, "case"), with_commas(shrunk.result.accepted),
-                  shrunk.result.is_minimal ? "nothing more can be taken away"
-                                           : "the budget ran out, it may go further");
+      fmt::format("{} tried, {} smaller; {}\n\n", counted(shrunk.result.evaluations, "case"),
+                  with_commas(shrunk.result.accepted),
+                  shrunk.result.is_minimal ? "the case is minimal"
+                                           : "out of budget, the case may not be minimal");
   text += fmt::format("  {:<10}{:>12}{:>12}\n", "", "before", "after");
   text += change_row("requests", before.requests, after.requests);
   text += change_row("tokens", before.tokens, after.tokens);
@@ -409,7 +409,7 @@ std::string reproduction_text(const std::optional<ExpectedVerdict>& expected,
   if (expected->step) saved_as += fmt::format(" in step {}", *expected->step);
   if (!expected->request.empty()) saved_as += fmt::format(", request {}", expected->request);
   return fmt::format("The case is NOT reproduced: it {}, and was saved as {}.\n",
-                     failure.failed() ? "fails otherwise" : "does not fail", saved_as);
+                     failure.failed() ? "fails differently" : "does not fail", saved_as);
 }
 
 ReportedItem item_of(const std::string& file, const Failure& failure,
@@ -499,13 +499,13 @@ Result<void> FuzzCases::finish(double shrink_seconds) {
     if (!is_shrunk(kept)) continue;
     LS_ASSIGN_OR_RETURN(const auto failure, failure_of(kept.saved, judging_));
     if (!failure.failed())
-      return fail("{}: failed once ({}) and not a second time", kept.path, kept.check);
+      return fail("{}: failed once ({}) but not a second time", kept.path, kept.check);
     LS_ASSIGN_OR_RETURN(const auto shrunk, shrink_case(kept.saved, failure, judging_));
     const std::string path = path_of_smallest(kept.path);
     const SavedCase& smallest = shrunk.result.smallest;
     LS_RETURN_IF_ERROR(write_saved_case(path, smallest));
     lines_ += line_of(path, smallest,
-                      shrunk.result.is_minimal ? "" : "; the time ran out, it may go further");
+                      shrunk.result.is_minimal ? "" : "; out of time, may not be minimal");
     LS_RETURN_IF_ERROR(add_recording(path, smallest));
   }
   return {};

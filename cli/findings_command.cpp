@@ -154,7 +154,7 @@ std::string text_of(const Table& table) {
         text += fmt::format(" {:>7}", cell_of(column.trials[i].verdict));
       text += fmt::format("  {}\n", table.findings[i]->title);
     }
-    text += "\nx it shows; ! the engine stops; - it cannot be built; ? the case fails otherwise\n";
+    text += "\nx shown; ! the engine stops; - cannot be built; ? the case fails differently\n";
   }
   return text;
 }
@@ -209,7 +209,7 @@ std::string reasons_text(const Table& table, FindingVerdict verdict) {
 std::string reasons_text(const Table& table) {
   constexpr std::pair<FindingVerdict, std::string_view> kTold[] = {
       {FindingVerdict::stops, "Where the engine stops:"},
-      {FindingVerdict::other, "Where the case fails otherwise:"},
+      {FindingVerdict::other, "Where the case fails differently:"},
       {FindingVerdict::unbuilt, "What cannot be built:"}};
   std::string text;
   for (const auto& [verdict, head] : kTold)
@@ -359,9 +359,8 @@ Result<int> run_findings(const FindingsOptions& options, CommandReport& report) 
     return kExitAgreed;
   }
   if (!std::filesystem::is_directory(options.folder))
-    return fail(
-        "--cases {}: there is no such folder; the cases are in tests/regressions of the sources",
-        options.folder);
+    return fail("--cases {}: no such folder; the cases are in tests/regressions of the source tree",
+                options.folder);
   LS_ASSIGN_OR_RETURN(const auto table, table_of(options));
   fmt::print("{}", options.as_markdown ? markdown_of(table) : text_of(table) + reasons_text(table));
   if (report.wants_json()) report.set_json(json_of(table));
@@ -380,24 +379,22 @@ Result<int> run_findings(const FindingsOptions& options, CommandReport& report) 
 void add_findings_command(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<FindingsOptions>();
   CLI::App* command = app.add_subcommand(
-      "findings", "Try the known findings of docs/findings.md on engines of your own");
-  command->add_option("N", options->numbers, "findings; without any, all of them");
+      "findings", "Test your engines for the known findings of docs/findings.md");
+  command->add_option("N", options->numbers, "numbers of findings (all)");
   command
       ->add_option("--engine", options->engines,
-                   "vllm[:DIR], sglang[:DIR], or a command that speaks docs/protocols.md; several: "
-                   "a table. Without it the cases are listed")
+                   "vllm[:DIR], sglang[:DIR], or a command that speaks docs/protocols.md; several "
+                   "engines: a table. Without this option the cases are listed")
       ->type_name("ENGINE");
   declare_engine_python(*command);
   declare_decisions_timeout(*command, options->timeout_s);
-  command->add_option("--cases", options->folder, "the folder of the cases")->capture_default_str();
+  command->add_option("--cases", options->folder, "folder of the cases")->capture_default_str();
   command->add_flag("--markdown", options->as_markdown,
-                    "the table as docs/reference/findings_by_release.md has it");
+                    "the table in the form of docs/reference/findings_by_release.md");
   declare_output_folder(*command, "--save", options->save_dir,
-                        "folder for recordings of what each engine decides");
+                        "folder for recordings of each engine's decisions");
   declare_reports(*command, options->reports, "the table as JSON");
-  command
-      ->add_option("--merge", options->merge,
-                   "tables that were written as JSON, side by side, instead of running")
+  command->add_option("--merge", options->merge, "merge tables that --json wrote; run nothing")
       ->excludes("--engine")
       ->excludes("N");
   run_when_chosen(*command, options, exit_code, run_findings);

@@ -57,17 +57,17 @@ std::string nearest_text(const Fit& fit) {
   const auto different = differences(*fit.profile, release);
   std::string text = fmt::format("\nNearest release: {}\n", fit.nearest->name);
   if (different.empty()) return text + "No policy differs from it.\n";
-  text += "What differs from it:\n";
+  text += "Policies that differ from it:\n";
   for (const PolicyEvidence& each : fit.evidence) {
     if (std::ranges::find(different, each.policy) == different.end()) continue;
-    text += fmt::format("  {} = {} (there {})", each.policy->name, each.policy->word(each.value),
+    text += fmt::format("  {} = {} (release: {})", each.policy->name, each.policy->word(each.value),
                         each.policy->word(each.policy->get(release)));
     if (each.first)
       text += fmt::format("; shown by {}, first {}", counted(each.parting, "recording"),
                           place_of(*each.first));
     text += fmt::format("\n    {}\n", each.policy->effect);
     for (const PolicyFlip& flip : each.instead)
-      text += fmt::format("    Or, in its place: {} = {}\n", flip.policy->name,
+      text += fmt::format("    Or instead: {} = {}\n", flip.policy->name,
                           flip.policy->word(flip.value));
   }
   return text;
@@ -79,8 +79,7 @@ std::string undetermined_text(const Fit& fit) {
   std::string text;
   for (const PolicyEvidence& each : fit.evidence) {
     if (each.also.empty() || !each.policy->has_history()) continue;
-    if (text.empty())
-      text = "\nNot determined: these recordings are the same with another value.\n";
+    if (text.empty()) text = "\nNot determined: these recordings agree with several values.\n";
     text += fmt::format("  {:<36} {}, or {}; shown by {}\n", each.policy->name,
                         each.policy->word(each.value),
                         fmt::join(words_of(*each.policy, each.also), ", "), each.policy->shown_by);
@@ -93,13 +92,13 @@ std::string undetermined_text(const Fit& fit) {
 std::string verdict_text(const Fit& fit) {
   const auto num_files = std::ssize(fit.summary.files);
   if (fit.agrees())
-    return fmt::format("\nAll {} agree, in every field of {}:\n  --engine {}\n",
+    return fmt::format("\nAll {} agree in every field of {}:\n  --engine {}\n",
                        counted(num_files, "recording"), counted(fit.summary.steps, "step"),
                        fit.profile->name);
   const ConformMismatch& parts = *fit.new_behaviour();
   return fmt::format(
-      "\nNo combination of policies agrees: this engine does something that the table does not "
-      "know.\n{} of {} agree with\n  --engine {}\nThe first to part:\n{}: {}\n  recorded  {}\n"
+      "\nNo combination of policies agrees: the policy table lacks a behaviour of this engine.\n"
+      "{} of {} agree with\n  --engine {}\nFirst difference:\n{}: {}\n  recorded  {}\n"
       "  model     {}\n",
       with_commas(fit.summary.agreed), counted(num_files, "recording"), fit.profile->name,
       place_of(parts), parts.what, parts.recorded, parts.model);
@@ -205,19 +204,19 @@ void add_fit_command(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<FitCommandOptions>();
   options->jobs = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   CLI::App* command =
-      app.add_subcommand("fit", "Find the policies that an engine follows, from what it recorded");
+      app.add_subcommand("fit", "Find the policies of an engine from its recordings");
   command->footer(
-      "Starts from every release, whatever the recordings say that they are of.\n"
+      "Starts from every release and ignores the engine that the recordings name.\n"
       "Exit status: 0 a combination of policies agrees with all recordings; 1 none does.");
-  command->add_option("RECORDING", options->paths, "recordings of one engine, folders of them")
+  command->add_option("RECORDING", options->paths, "recordings of one engine, or folders of them")
       ->required();
   declare_output(*command, "--save", options->save_path,
                  "the profile found as an engine file, for --engine");
   declare_output(*command, "--cut", options->cut_path,
-                 "where none agrees: the recording that parts first, up to that step");
-  command->add_option("--leave-out", options->left_out, "releases that must not be found");
+                 "if none agrees: the recording that differs first, cut after that step");
+  command->add_option("--leave-out", options->left_out, "releases to exclude");
   declare_reports(*command, options->reports, "the result as JSON");
-  command->add_option("--jobs", options->jobs, "recordings at a time")
+  command->add_option("--jobs", options->jobs, "recordings in parallel")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
   run_when_chosen(*command, options, exit_code, run_fit);

@@ -74,14 +74,14 @@ std::string rate_text(const FuzzReport& report, double seconds) {
   const auto per_second = [&](std::int64_t count) {
     return static_cast<std::int64_t>(static_cast<double>(count) / seconds);
   };
-  return fmt::format("{} cases, {} steps, {} checked a second",
+  return fmt::format("{} cases, {} steps, {} checked per second",
                      with_commas(per_second(report.cases)), with_commas(per_second(report.steps)),
                      size_text(per_second(report.bytes_checked)));
 }
 
 // Returns all classes with their counts, two per line.
 std::string tally_text(const Tally& tally) {
-  std::string text = "\nWhat was generated and reached:\n";
+  std::string text = "\nCases and events by class:\n";
   for (std::size_t i = 0; i < kNumReached; ++i) {
     const auto reached = static_cast<Reached>(i);
     text += fmt::format("  {:<25}{:>11}", name_of(reached), with_commas(tally[reached]));
@@ -103,7 +103,7 @@ std::string buckets_text(const FuzzReport& report, std::span<const FuzzBucket> b
     text += fmt::format("\n  {}\n  {}\n", failure.what, report.again_with(failure.seed));
   }
   if (buckets.size() > kBucketsShown)
-    text += fmt::format("\n... and {} buckets more; --json FILE lists them all\n",
+    text += fmt::format("\n... and {} more buckets; --json FILE lists them all\n",
                         buckets.size() - kBucketsShown);
   return text;
 }
@@ -141,22 +141,22 @@ std::string fuzz_summary_text(const FuzzReport& report, double seconds, bool sho
                                with_commas(report.agreed), report.refused, num_known(report),
                                report.failures.size()));
   if (report.guided)
-    text += row_text("corpus", counted(std::ssize(report.corpus), "case"), "reach all of it");
+    text += row_text("corpus", counted(std::ssize(report.corpus), "case"),
+                     "that cover all classes reached");
   text += row_text("steps", with_commas(report.steps));
   text += row_text("checked", size_text(report.bytes_checked), "of pages");
   if (seconds > 0) text += row_text("time", duration_text(seconds), rate_text(report, seconds));
   text += row_text("state hash", to_hex(report.state_hash));
   if (report.cases > 1 && shows_coverage) text += tally_text(report.tally);
   for (const auto& [name, known] : report.known)
-    text += fmt::format("\nknown: {}: {}, the first of seed {}\n", name,
-                        counted(known.cases, "case"), known.first_seed);
+    text += fmt::format("\nknown: {}: {}, first with seed {}\n", name, counted(known.cases, "case"),
+                        known.first_seed);
   if (report.refused > 0)
-    text +=
-        fmt::format("\nrefused: {}, the first of seed {}: {}\n", counted(report.refused, "case"),
-                    report.first_refused_seed, report.first_refusal);
+    text += fmt::format("\nrefused: {}, first with seed {}: {}\n", counted(report.refused, "case"),
+                        report.first_refused_seed, report.first_refusal);
   if (report.refusals.size() > 1)
     for (const auto& [reason, cases] : report.refusals)
-      text += fmt::format("  {:>5}  the first of seed {}: {}\n", cases.cases, cases.first_seed,
+      text += fmt::format("  {:>5}  first with seed {}: {}\n", cases.cases, cases.first_seed,
                           reason.substr(reason.find(' ') + 1));
   return text + not_checked_text(report.not_checked());
 }
@@ -214,7 +214,7 @@ Result<std::vector<KnownFailure>> known_today(const std::string& path) {
   const std::string today = fmt::format("{:%F}", fmt::gmtime(std::time(nullptr)));
   std::erase_if(known, [&](const KnownFailure& failure) {
     const bool is_over = !failure.until.empty() && failure.until < today;
-    if (is_over) fmt::print("{}: known until {}, and reported again\n", failure.id, failure.until);
+    if (is_over) fmt::print("{}: known until {}; reported again\n", failure.id, failure.until);
     return is_over;
   });
   return known;
@@ -228,8 +228,7 @@ Result<void> check_halves(const ForeignEngines& decider, const ForeignEngines& w
   const RecordedEngine& works = worker.hello().engine;
   if (decides.name != works.name || decides.version == works.version) return {};
   return fail(
-      fmt::format("--decisions and --backend: {} decides and the worker is of {}; give both "
-                  "of one release",
+      fmt::format("--decisions is {} but the worker of --backend is {}; use one release for both",
                   decides.text(), works.text()));
 }
 
@@ -238,12 +237,11 @@ Result<void> check_halves(const ForeignEngines& decider, const ForeignEngines& w
 Result<void> put_on_worker(FailingCaseOptions& judging, FuzzOptions& fuzzing) {
   const std::string& backend = fuzzing.generator.backend;
   if (!fuzzing.mutant.empty())
-    return fail(
-        fmt::format("--mutant with --backend {}: defects of a worker are planted with "
-                    "--plant",
-                    backend));
+    return fail(fmt::format(
+        "--mutant does not apply to --backend {}; plant a worker's defect with --plant", backend));
   if (!fuzzing.generator.check.empty() && fuzzing.generator.check != "fast")
-    return fail(fmt::format("--check with --backend {}: its accesses are not watched", backend));
+    return fail(fmt::format(
+        "--check does not apply to --backend {}: its memory accesses cannot be watched", backend));
   LS_ASSIGN_OR_RETURN(judging.workers, open_workers(backend, judging.worker));
   if (judging.engines != nullptr)
     LS_RETURN_IF_ERROR(check_halves(*judging.engines, *judging.workers));
@@ -265,7 +263,7 @@ Result<void> begin_with_corpus(const FuzzCommandOptions& options, FuzzOptions& f
   if (options.guided) return {};
   if (options.runs || options.seconds || options.seed)
     return fail("--corpus runs its own cases; add --guided for --runs, --seconds or --seed");
-  if (fuzzing.corpus.empty()) return fail(fmt::format("--corpus {}: it holds no case", path));
+  if (fuzzing.corpus.empty()) return fail(fmt::format("--corpus {}: contains no case", path));
   fuzzing.runs = std::ssize(fuzzing.corpus);
   return {};
 }
@@ -291,8 +289,8 @@ Result<FuzzOptions> options_of(const FuzzCommandOptions& options, FailingCaseOpt
   if (engines != nullptr) {
     if (!options.mutant.empty())
       return fail(
-          "--mutant with --decisions: defects are planted in the model, and another engine "
-          "decides");
+          "--mutant does not apply to --decisions: mutants are planted in the model, which does "
+          "not decide");
     // The nearest profile decides the options of the generated cases.
     if (engine.empty()) engine = profile_of(*engines);
     fuzzing.generator.never = features_to_avoid(engines->hello());
@@ -310,7 +308,7 @@ Result<FuzzOptions> options_of(const FuzzCommandOptions& options, FailingCaseOpt
   if (backend == "simt") fuzzing.backend = make_simt_backend;
   if (backend == "cuda") {
     if (!options.check.empty() && options.check != "fast")
-      return fail("--check: with --backend cuda there is mode fast alone; --backend simt has " +
+      return fail("--check: --backend cuda has only mode fast; --backend simt has " +
                   options.check);
     if (std::string why; !gpu_available(&why)) return fail("--backend cuda: " + why);
     fuzzing.generator.check = "fast";
@@ -330,8 +328,7 @@ Result<FuzzOptions> options_of(const FuzzCommandOptions& options, FailingCaseOpt
   // A shard that ends early leaves seeds that no other shard runs.
   if (fuzzing.shards > 1 && (options.seconds || options.failures_max))
     return fail(
-        "--seconds and --failures with --shard: a run that ends before its last case has no "
-        "shards; give --runs");
+        "--shard needs a fixed number of cases; use --runs instead of --seconds and --failures");
   return fuzzing;
 }
 
@@ -400,7 +397,7 @@ Result<FuzzPart> run_or_merge(const FuzzCommandOptions& options, const std::stri
   if (!options.merge.empty()) {
     LS_ASSIGN_OR_RETURN(auto merged, merge(options.merge));
     if (!options.corpus_path.empty() && !merged.guided)
-      return fail("--corpus with --merge: the reports are of runs without a corpus");
+      return fail("--corpus with --merge: the reports are not of --guided runs");
     return FuzzPart{.report = std::move(merged), .saved = {}};
   }
   FailingCaseOptions judging;
@@ -429,7 +426,7 @@ void add_items(const FuzzReport& report, CommandReport& out) {
   if (report.refused > 0)
     out.add({.name = "refused cases",
              .kind = ItemKind::skipped,
-             .line = fmt::format("{}, the first of seed {}: {}", counted(report.refused, "case"),
+             .line = fmt::format("{}, first with seed {}: {}", counted(report.refused, "case"),
                                  report.first_refused_seed, report.first_refusal)});
   if (const auto missing = report.missing_classes(); !missing.empty())
     out.add({.name = "classes",
@@ -467,41 +464,42 @@ Result<int> fuzz_main(const FuzzCommandOptions& options, CommandReport& out) {
 
 void add_options(CLI::App& command, FuzzCommandOptions& options) {
   command.add_option("--seed", options.seed,
-                     "the first case, and the only one unless more are asked");
-  command.add_option("--seconds", options.seconds, "as many cases as fit into the time")
+                     "seed of the first case; without --runs or --seconds, of the only case");
+  command.add_option("--seconds", options.seconds, "run cases for N seconds")
       ->check(CLI::PositiveNumber);
-  command.add_option("--runs", options.runs, "number of cases, of consecutive seeds")
+  command.add_option("--runs", options.runs, "number of cases, with consecutive seeds (1000)")
       ->check(CLI::Range(std::int64_t{1}, kRunsMax));
-  command.add_option("--failures", options.failures_max, "end after this many new failures")
+  command.add_option("--failures", options.failures_max, "stop after N new failures")
       ->check(CLI::Range(std::int64_t{1}, kRunsMax))
       ->type_name("N");
-  command.add_option("--jobs", options.jobs, "cases at a time")
+  command.add_option("--jobs", options.jobs, "cases in parallel")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
   command
       .add_option("--backend", options.backend,
-                  "simt: kernels on the CPU executor; cuda: on a GPU; none: decisions, audit and "
-                  "invariants (simt; with --decisions none); FILE.so: yours; vllm[:DIR] or "
-                  "worker:COMMAND: an engine's own worker")
+                  "simt: kernels on the CPU; cuda: on a GPU; none: decisions, audit and "
+                  "invariants; FILE.so: your kernels; vllm[:DIR] or worker:COMMAND: an engine's "
+                  "own worker (simt; with --decisions none)")
       ->check(backend_among({"simt", "cuda", "none"}));
   declare_decisions(command, options.decisions);
   declare_conform(command, options.decisions);
   declare_worker(command, options.worker);
   declare_kernels(command, [&options](const std::string& backend) { options.backend = backend; });
   command.add_option("--known", options.known_path,
-                     "known failures, by your ids (docs/fuzzing.md)");
-  command.add_option("--engine", options.engine, "an engine profile; by default any");
-  command.add_option("--check", options.check, "fast, check or hunt; by default a mixture")
+                     "file of known failures, each with your id (docs/fuzzing.md)");
+  command.add_option("--engine", options.engine, "engine profile (one per case)");
+  command.add_option("--check", options.check, "fast, check or hunt (a mixture)")
       ->check(CLI::IsMember({"fast", "check", "hunt"}));
-  command.add_option("--mutant", options.mutant, "plant a defect in every case");
+  command.add_option("--mutant", options.mutant,
+                     "plant this defect in every case (lockstep mutants --list)");
   CLI::Option* save =
       declare_output_folder(command, "--save", options.save_dir,
-                            "folder for failing cases; one of each bucket is shrunk");
+                            "folder for failing cases; the smallest of each bucket is shrunk");
   command
       .add_flag("--save-findings", options.saves_findings,
-                "the first case of each known finding too, as finding-N")
+                "also save the first case of each known finding, as finding-N")
       ->needs(save);
-  command.add_flag("!--no-shrink", options.shrinks, "save them as they are found, no smaller")
+  command.add_flag("!--no-shrink", options.shrinks, "save cases as found, without shrinking")
       ->needs(save);
   command
       .add_option("--shrink-seconds", options.shrink_seconds, "time limit for shrinking one case")
@@ -509,17 +507,18 @@ void add_options(CLI::App& command, FuzzCommandOptions& options) {
       ->needs(save)
       ->capture_default_str();
   command.add_flag("--guided", options.guided,
-                   "change cases that reached something first, in longer traffic");
+                   "mutate cases that reached a class first, with longer traffic");
   command
       .add_option("--corpus", options.corpus_path,
-                  "FILE of cases to judge first; with --guided or --merge, the new corpus")
+                  "cases to run first; with --guided or --merge, also the file of the new corpus")
       ->type_name("FILE");
   command.add_flag("--coverage", options.shows_coverage,
-                   "print how often each class was generated and reached");
-  command.add_option("--shard", options.shard, "I/N: only every N-th case, from the I-th on");
+                   "print how often each class was generated or reached");
+  command.add_option("--shard", options.shard,
+                     "I/N: run only every N-th case, starting with the I-th");
   declare_reports(command, options.reports, "the report as JSON");
   command.add_option("--merge", options.merge,
-                     "merge the reports of all shards or of consecutive seeds, and run nothing");
+                     "merge the reports of all shards or of consecutive seeds; run nothing");
 }
 
 }  // namespace
@@ -527,7 +526,7 @@ void add_options(CLI::App& command, FuzzCommandOptions& options) {
 void add_fuzz_command(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<FuzzCommandOptions>();
   CLI::App* command =
-      app.add_subcommand("fuzz", "Judge generated cases: caches, engines and traffic out of seeds");
+      app.add_subcommand("fuzz", "Check generated cases: caches, engines and traffic, from seeds");
   add_options(*command, *options);
   run_when_chosen(*command, options, exit_code, fuzz_main);
 }

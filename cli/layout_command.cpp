@@ -98,26 +98,25 @@ void add_layout_command(CLI::App& app, int& exit_code) {
   CLI::App* sub = app.add_subcommand(
       "layout", "Show the memory plan of a model: groups, tensors, strides, capacity");
   LayoutArguments& a = command->arguments;
-  sub->add_option("--model", command->model,
-                  "a name of the catalogue, a model file or a config.json")
+  sub->add_option("--model", command->model, "catalogue name, model file or config.json")
       ->required();
   declare_from(*sub, command->from);
-  sub->add_option("--kv-dtype", a.kv_dtype, "auto (as the checkpoint asks), bf16, fp8, nvfp4, ...");
+  sub->add_option("--kv-dtype", a.kv_dtype, "auto (the checkpoint's), bf16, fp8, nvfp4, ...");
   sub->add_option("--mamba-cache-mode", a.mamba_cache_mode, "none, align or all");
   sub->add_option("--attn-pack", a.plan.attn_pack, "attention layers that share one page")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{4096}));
   add_layout_options(*sub, a);
   sub->add_flag("--map", command->map, "draw a page to scale");
-  declare_output(*sub, "--svg", command->svg_path, "write the drawing as a picture");
-  declare_output(*sub, "--dot", command->dot_path, "write the graph of groups, layers, tensors");
-  declare_output(*sub, "--json", command->json_path, "write everything");
+  declare_output(*sub, "--svg", command->svg_path, "page map as SVG");
+  declare_output(*sub, "--dot", command->dot_path, "graph of groups, layers and tensors as DOT");
+  declare_output(*sub, "--json", command->json_path, "the plan as JSON");
   sub->callback([command, &exit_code] { exit_code = exit_status(layout(*command)); });
 }
 
 void add_model_command(CLI::App& app, int& exit_code) {
   auto command = std::make_shared<ModelCommand>();
   CLI::App* sub = app.add_subcommand(
-      "model", "Write a model file of the layers that an installed engine builds");
+      "model", "Write a model file with the layers that an installed engine builds");
   sub->add_option("CONFIG", command->config, "a config.json or its folder")->required();
   declare_from(*sub, command->from);
   sub->get_option("--from")->required();

@@ -113,7 +113,7 @@ int main(int argc, char** argv) {
       known.push_back(command->get_name());
     if (std::find(known.begin(), known.end(), argv[1]) == known.end()) {
       return lockstep::refuse(
-          fmt::format("there is no command {}; there are {}", argv[1], fmt::join(known, ", ")));
+          fmt::format("unknown command {}; the commands are {}", argv[1], fmt::join(known, ", ")));
     }
   }
   try {

@@ -77,7 +77,7 @@ std::string mutants_text(const std::vector<MutantReport>& reports) {
     // --layout: the defect cannot be expressed in this layout. It counts as neither caught nor
     // missed.
     if (!report.applies()) {
-      text += fmt::format("{:<28} no case of {} takes this order\n", report.mutant->id,
+      text += fmt::format("{:<28} none of {} uses this layout\n", report.mutant->id,
                           counted(report.cases, "case"));
       continue;
     }
@@ -93,11 +93,11 @@ std::string mutants_text(const std::vector<MutantReport>& reports) {
                         report.failure.check, report.cases, duration_text(report.seconds),
                         minimal_text(report));
     if (!report.as_expected())
-      text += fmt::format("{:<28} not a check that the catalogue expects: {}\n", "",
+      text += fmt::format("{:<28} not the check that the catalogue expects: {}\n", "",
                           fmt::join(report.mutant->caught_by, ", "));
     // Such cases fail for another reason, which the search has found by accident.
     if (report.flawed > 0)
-      text += fmt::format("{:<28} {} before it failed without the defect too\n", "",
+      text += fmt::format("{:<28} {} before it also failed without the defect\n", "",
                           counted(report.flawed, "case"));
   }
   return text + fmt::format("\n{} of {} caught; median {}\n", caught,
@@ -174,7 +174,7 @@ Result<std::vector<const Mutant*>> chosen(const std::vector<std::string>& ids) {
   for (const std::string& id : ids) {
     const Mutant* mutant = find_mutant(id);
     if (mutant == nullptr)
-      return fail("there is no mutant {}; `lockstep mutants --list` lists them", id);
+      return fail("unknown mutant {}; `lockstep mutants --list` lists them", id);
     mutants.push_back(mutant);
   }
   if (ids.empty())
@@ -213,7 +213,7 @@ std::vector<MutantReport> search_all(const std::vector<const Mutant*>& mutants,
 // serves one search at a time.
 Result<void> put_below(MutantsOptions& options, MutantBench& bench,
                        std::vector<const Mutant*>& mutants) {
-  if (options.jobs > 1) return fail("--jobs with --decisions: one search at a time asks an engine");
+  if (options.jobs > 1) return fail("--jobs with --decisions: an engine runs one search at a time");
   LS_ASSIGN_OR_RETURN(const auto engines, open_decisions(options.decisions));
   options.decided_by = engines->hello().engine;
   bench.decider = {.decisions = decisions_of(engines),
@@ -227,7 +227,7 @@ Result<void> put_below(MutantsOptions& options, MutantBench& bench,
   const auto left_out = std::erase_if(mutants, [&](const Mutant* mutant) {
     return !why_not_below(*bench.decider, *mutant).empty();
   });
-  fmt::print("Below the decisions of {}: {}; {} are of other sites, pages or kinds of cases\n",
+  fmt::print("Under the decisions of {}: {}; {} do not apply (other sites, pages or cases)\n",
              engines->hello().engine.text(), counted(std::ssize(mutants), "mutant"), left_out);
   return {};
 }
@@ -262,7 +262,7 @@ Result<int> mutants(MutantsOptions options, CommandReport& report) {
   if (!options.layout.empty()) {
     options.search.layout = from_name<CacheLayout>(options.layout);
     if (!options.search.layout || !is_overlaid(*options.search.layout))
-      return fail("--layout: '{}' is none of the six orders ({})", options.layout,
+      return fail("--layout: '{}' is not one of the six layouts ({})", options.layout,
                   fmt::join(kOverlaidLayouts |
                                 std::views::transform([](CacheLayout o) { return name_of(o); }),
                             ", "));
@@ -287,22 +287,22 @@ void add_mutants_command(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<MutantsOptions>();
   CLI::App* command = app.add_subcommand(
       "mutants", "Plant known defects one by one and search for cases that show them");
-  command->add_option("ID", options->ids, "mutants; without any, all of them");
-  command->add_flag("--list", options->list, "explain them and search for nothing");
+  command->add_option("ID", options->ids, "ids of mutants (all)");
+  command->add_flag("--list", options->list, "describe the mutants; search nothing");
   declare_reports(*command, options->reports, "the result as JSON");
   declare_output(*command, "--markdown", options->markdown_path,
-                 "write the catalogue as a page, only");
-  declare_output_folder(*command, "--save", options->save_dir, "folder for each smallest case");
+                 "only write the catalogue as a Markdown page");
+  declare_output_folder(*command, "--save", options->save_dir, "folder for the minimal cases");
   declare_decisions(*command, options->decisions);
-  command->add_option("--jobs", options->jobs, "searches side by side")->check(CLI::Range(1, 256));
+  command->add_option("--jobs", options->jobs, "searches in parallel")->check(CLI::Range(1, 256));
   command->add_option("--cases", options->search.cases_max, "give up after this many cases")
       ->check(CLI::PositiveNumber);
-  command->add_option("--seed", options->search.first_seed, "the first case's seed");
+  command->add_option("--seed", options->search.first_seed, "seed of the first case");
   command->add_option("--layout", options->layout,
-                      "search in this order of the cache alone: LBNHC, BLHNC, ...");
+                      "search only cases with this cache layout: LBNHC, BLHNC, ...");
   command
       ->add_option("--shrink", options->search.shrink_evaluations_max,
-                   "evaluations that shrinking a case may take; 0: leave it as found")
+                   "most evaluations for shrinking a case; 0: do not shrink")
       ->check(CLI::NonNegativeNumber);
   run_when_chosen(*command, options, exit_code, mutants);
 }

@@ -37,7 +37,7 @@ namespace {
 
 // "13,963 of a request, 20,000 tokens scheduled, 4 preempted": the figures of one engine.
 std::string engine_row(const RunSummary& engine) {
-  return fmt::format("{} of a request, {} scheduled, {} preempted",
+  return fmt::format("{} request-steps, {} scheduled, {} preempted",
                      with_commas(engine.request_steps), counted(engine.scheduled_tokens, "token"),
                      with_commas(engine.preemptions));
 }
@@ -63,7 +63,7 @@ std::string stuck_text(std::string_view who, const RunSummary& engine) {
 std::vector<std::string> not_checked_of(const PairReport& report) {
   std::vector<std::string> lines;
   if (report.decode.backend == "none")
-    lines.emplace_back("the bytes of pages, staged, sent and loaded: --backend simt has them");
+    lines.emplace_back("the bytes of pages, staged, sent and loaded: use --backend simt");
   for (const RunSummary* engine : {&report.prefill, &report.decode})
     for (const std::string& line : engine->not_checked)
       // Both engines usually leave out the same things.
@@ -104,17 +104,17 @@ std::string pair_configuration_text(const PairOptions& o) {
                   counted(o.prefill.backend.plan.num_blocks, "block"),
                   counted(o.decode.backend.plan.num_blocks, "block"));
   text += fmt::format(
-      "  network  {} % lost, {} % twice, {} % damaged, {} % overtaken; engines slow {} % and dead "
-      "{} % of the time\n",
+      "  network  {} % lost, {} % duplicated, {} % damaged, {} % overtaken; engines slow {} % and "
+      "dead {} % of the time\n",
       n.loss_percent, n.duplicate_percent, n.damage_percent, n.straggler_percent, n.slow_percent,
       n.dead_percent);
-  text += fmt::format("  failed loads: {}, in {}\n",
+  text += fmt::format("  failed loads: {}, up to {}\n",
                       o.load_failure_policy == KVLoadFailurePolicy::fail ? "fail" : "recompute",
                       counted(o.attempts_max, "attempt"));
   text += fmt::format("  pages    {}, through staging buffers of {}\n",
                       o.has_pages() ? fmt::format("on {} ({}){}", o.decode_ranks.front()->name(),
                                                   o.decode_ranks.front()->device(), ranks_text(o))
-                                    : "none: content ids stand for them",
+                                    : "none: content ids instead of bytes",
                       counted(o.staging_blocks, "block"));
   if (!o.decode.backend.mutant.empty())
     text += fmt::format("  mutant   {}, in both engines\n", o.decode.backend.mutant);
@@ -141,7 +141,7 @@ std::string pair_text(const PairReport& r, double seconds) {
                   with_commas(t.blocks_lost)));
   row("blocks", with_commas(t.blocks_received),
       fmt::format(
-          "received and compared; {} reads said again, {} copies and {} stale messages dropped",
+          "received and compared; {} reads retried, {} duplicates and {} stale messages dropped",
           with_commas(t.reads_again), with_commas(t.duplicates), with_commas(t.stale)));
   if (r.decode.backend != "none")
     row("pages", with_commas(r.prefill.pages_checked + r.decode.pages_checked),
@@ -149,12 +149,12 @@ std::string pair_text(const PairReport& r, double seconds) {
                     size_text(r.prefill.bytes_checked + r.decode.bytes_checked),
                     with_commas(r.prefill.host_blocks_checked + r.decode.host_blocks_checked)));
   row("packets", with_commas(r.network.sent),
-      fmt::format("{} lost, {} twice, {} damaged, {} out of order, {} at dead engines",
+      fmt::format("{} lost, {} duplicated, {} damaged, {} out of order, {} to dead engines",
                   with_commas(r.network.lost), with_commas(r.network.duplicated),
                   with_commas(r.network.damaged), with_commas(r.network.reordered),
                   with_commas(r.network.swallowed)));
-  row("leases ended", with_commas(t.leases_expired),
-      fmt::format("of {} sendings", with_commas(t.releases + t.leases_expired)));
+  row("leases expired", with_commas(t.leases_expired),
+      fmt::format("of {}", with_commas(t.releases + t.leases_expired)));
   row("time", duration_text(seconds));
   text += fmt::format("  {:<14}{} {}\n", "state hashes", to_hex(r.prefill.state_hash),
                       to_hex(r.decode.state_hash));
@@ -276,36 +276,35 @@ void declare_pair_options(CLI::App& command, PairCommandOptions& o) {
   constexpr std::int64_t kHour = 3'600'000'000'000;
   command
       .add_option("--prefill-blocks", o.prefill_blocks,
-                  "blocks of the prefill engine's pool (as many as the decode engine's)")
+                  "blocks of the prefill engine's pool (the decode engine's)")
       ->check(CLI::Range(std::int64_t{2}, std::int64_t{std::numeric_limits<std::int32_t>::max()}))
       ->type_name("N")
       ->group("Cache");
-  command
-      .add_option("--steps", o.steps_max, "end after this many steps of both engines; 0: no limit")
+  command.add_option("--steps", o.steps_max, "stop after N steps of both engines; 0: no limit")
       ->check(CLI::NonNegativeNumber)
       ->type_name("N")
       ->group("Run");
-  add_percent(command, "--loss", o.network.loss_percent, "of the packets are lost");
-  add_percent(command, "--duplicate", o.network.duplicate_percent, "... arrive twice");
-  add_percent(command, "--damage", o.network.damage_percent, "... arrive with a bit turned over");
-  add_percent(command, "--straggle", o.network.straggler_percent, "... are overtaken by others");
-  add_percent(command, "--slow", o.network.slow_percent, "of the time an engine is slow to reach");
-  add_percent(command, "--dead", o.network.dead_percent, "... cannot be reached at all");
+  add_percent(command, "--loss", o.network.loss_percent, "packets that are lost");
+  add_percent(command, "--duplicate", o.network.duplicate_percent, "packets that arrive twice");
+  add_percent(command, "--damage", o.network.damage_percent, "packets with a flipped bit");
+  add_percent(command, "--straggle", o.network.straggler_percent, "packets that others overtake");
+  add_percent(command, "--slow", o.network.slow_percent, "time that an engine is slow to reach");
+  add_percent(command, "--dead", o.network.dead_percent, "time that an engine is unreachable");
   add_percent(command, "--offer", o.offer_percent,
-              "of a prompt's blocks that the prefill engine offers (100)");
-  add_number(command, "--delay-ns", o.network.delay_ns_max, "of a packet at most", 100'000, kHour);
-  add_number(command, "--period-ns", o.network.period_ns, "that an engine stays slow or dead", 1,
-             kHour);
+              "share of a prompt's blocks that the prefill engine offers (100)");
+  add_number(command, "--delay-ns", o.network.delay_ns_max, "max packet delay", 100'000, kHour);
+  add_number(command, "--period-ns", o.network.period_ns,
+             "time that an engine stays slow or unreachable", 1, kHour);
   add_number(command, "--retry-ns", o.times.retry_ns,
-             "until a request without an answer is sent again", 1, kHour);
-  add_number(command, "--retries", o.times.retries_max, "in a row without anything new", 0, 1'000);
+             "time after which an unanswered request is sent again", 1, kHour);
+  add_number(command, "--retries", o.times.retries_max, "retries without progress", 0, 1'000);
   add_number(command, "--lease-ns", o.times.lease_ns,
-             "that blocks are kept for a decode engine not heard of", 1, kHour);
+             "time for which blocks are kept for a silent decode engine", 1, kHour);
   add_number(command, "--staging-blocks", o.staging_blocks,
-             "of each engine's buffer in host memory, through which its blocks come and go", 1,
+             "blocks of each engine's staging buffer in host memory", 1,
              std::numeric_limits<std::int32_t>::max());
   add_number(command, "--attempts", o.attempts_max,
-             "prefills of a request whose blocks do not come, before it is refused", 1, 1'000);
+             "prefills of a request whose blocks do not arrive, before it is refused", 1, 1'000);
 }
 
 // Refuses options of a replay that have no meaning with two engines.
@@ -323,7 +322,7 @@ Result<void> check_options(const ReplayOptions& options) {
   const std::string also = given_for_one_engine(options);
   if (!also.empty()) return fail("{} means nothing with two engines; leave it out", also);
   for (const auto& [is_given, name] : useless)
-    if (is_given) return fail("{} means nothing with two engines; leave it out", name);
+    if (is_given) return fail("{} does not apply to two engines; omit it", name);
   return {};
 }
 
@@ -370,12 +369,12 @@ Result<PreparedPair> prepare(const PairCommandOptions& given) {
   plant(run, options.defect);
   if (run.has("mutants") && run.spec.backend == "none")
     return fail(
-        "--mutant {}: no defect of the transfer between two engines, and those of a backend need "
-        "--backend; `lockstep mutants --list` lists them",
+        "--mutant {}: not a defect of the transfer between two engines, and a backend's defect "
+        "needs --backend; `lockstep mutants --list` lists them",
         run.spec.mutants.front());
   LS_ASSIGN_OR_RETURN(const ReplayInput input, read_input(replay));
   if (input.trace == nullptr)
-    return fail("{}: {} is what one engine did; give a trace of requests", replay.file,
+    return fail("{}: a {} is the run of one engine; give a request trace", replay.file,
                 name_of(input.format));
   // The file is read once: both engines receive the same trace.
   LS_ASSIGN_OR_RETURN(auto decode, resolve_replay(replay, input));
@@ -450,7 +449,7 @@ void add_pair_command(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<PairCommandOptions>();
   options->replay.run.set_text("backend", "none");
   CLI::App* command = app.add_subcommand(
-      "pair", "Run a trace through a prefill and a decode engine with a lossy network in between");
+      "pair", "Run a trace through a prefill and a decode engine over a lossy network");
   declare_pair_options(*command, *options);
   run_when_chosen(*command, options->replay.reports, exit_code,
                   [options](CommandReport& report) { return pair(*options, report); });

@@ -39,7 +39,7 @@ Result<int> become(const std::string& shell_words, const CLI::App& command) {
 Result<int> watch(const CLI::App& command) {
   const fs::path script = data_root() / "python" / "watch.py";
   if (!fs::exists(script))
-    return fail("watch records with python/tests: run it in a clone of Lockstep, as `./run watch`");
+    return fail("watch needs python/tests: run `./run watch` in a clone of Lockstep");
   return become("python3 " + shell_word(script.string()), command);
 }
 
@@ -64,7 +64,7 @@ void add_python_commands(CLI::App& app, int& exit_code) {
   add_one(app, exit_code, watch, "watch",
           "Write one page about a new release of vLLM or SGLang: what changed, and what to do");
   add_one(app, exit_code, campaign, "campaign",
-          "Spread a fuzz run over processes or a Ray cluster, into one report and page");
+          "Spread a fuzz run over processes or a Ray cluster, with one report and page");
 }
 
 }  // namespace lockstep

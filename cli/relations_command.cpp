@@ -74,7 +74,7 @@ Result<std::vector<Held>> chosen_relations(const std::vector<std::string>& names
     const auto found =
         std::ranges::find(all, name, [](const Held& held) { return held.relation.name; });
     if (found == all.end())
-      return fail("there is no relation '{}'; `lockstep relations --list` lists them", name);
+      return fail("unknown relation '{}'; `lockstep relations --list` lists them", name);
     some.push_back(*found);
   }
   return some;
@@ -177,19 +177,19 @@ Result<std::int64_t> hold_all(const RelationsOptions& options, const Deciding& d
 // A relation that applied to no case has shown nothing.
 std::vector<std::string> not_checked_of(const std::vector<Held>& all) {
   std::vector<std::string> not_checked = {
-      "whether an answer is right: a relation compares two runs with each other"};
+      "whether an output is right: a relation only compares two runs"};
   for (const Held& held : all)
     if (held.applied == 0)
-      not_checked.push_back(fmt::format("{}: it applied to no case", held.relation.name));
+      not_checked.push_back(fmt::format("{}: applied to no case", held.relation.name));
     else if (held.pages == 0)
-      not_checked.push_back(fmt::format("{}: pages, on a backend", held.relation.name));
+      not_checked.push_back(fmt::format("{}: pages on a backend", held.relation.name));
   return not_checked;
 }
 
 std::string text_of(const std::vector<Held>& all) {
   std::string text;
   for (const Held& held : all) {
-    text += fmt::format("{:<20} {:>5} cases, {:>9} places, {:>6} steps of pages",
+    text += fmt::format("{:<20} {:>5} cases, {:>9} positions, {:>6} steps with pages",
                         held.relation.name, held.applied, held.compared, held.pages);
     if (held.refused > 0)
       text += fmt::format("; {} refused by the {}", counted(held.refused, "case"),
@@ -231,7 +231,7 @@ void add_items(const std::vector<Held>& all, CommandReport& report) {
                                  .set = {{"--seed", std::to_string(held.seed)}, {"--runs", "1"}}});
     } else if (held.applied == 0) {
       item.kind = ItemKind::skipped;
-      item.line = "it applied to no case";
+      item.line = "applied to no case";
     }
     report.add(std::move(item));
   }
@@ -254,13 +254,13 @@ Result<int> run_relations(RelationsOptions options, CommandReport& report) {
         all, [](const Held& held) { return !held.is_of_answers || held.relation.of_connectors; });
   if (all.empty())
     return fail(
-        "--decisions: of the relations that are named none holds without the model; what is left "
-        "of them is of places on a device or of connectors");
+        "--decisions: none of the named relations applies without the model; they compare "
+        "positions on a device or need connectors");
   LS_ASSIGN_OR_RETURN(const std::int64_t cases, hold_all(options, {engines}, all));
   fmt::print("{}", text_of(all));
   const auto broken =
       std::ranges::count_if(all, [](const Held& held) { return !held.breach.empty(); });
-  fmt::print("\n{} of {} broken, over {}\n", broken, counted(std::ssize(all), "relation"),
+  fmt::print("\n{} of {} broken in {}\n", broken, counted(std::ssize(all), "relation"),
              counted(cases, "generated case"));
   fmt::print("{}", not_checked_text(not_checked_of(all)));
   if (report.wants_json()) report.set_json(json_of(all));
@@ -273,13 +273,14 @@ Result<int> run_relations(RelationsOptions options, CommandReport& report) {
 void add_relations_command(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<RelationsOptions>();
   CLI::App* command = app.add_subcommand(
-      "relations", "Compare pairs of runs that must answer a request identically");
-  command->add_option("NAME", options->names, "relations; without any, all of them");
-  command->add_flag("--list", options->list, "say what they are and run nothing");
-  command->add_option("--seed", options->first_seed, "the first case's seed");
-  command->add_option("--runs", options->runs, "generated cases")->check(CLI::PositiveNumber);
-  command->add_option("--engine", options->engine, "an engine profile");
-  command->add_option("--backend", options->backend, "none: decisions only")
+      "relations", "Check that pairs of runs produce the same outputs for a request");
+  command->add_option("NAME", options->names, "names of relations (all)");
+  command->add_flag("--list", options->list, "describe the relations; run nothing");
+  command->add_option("--seed", options->first_seed, "seed of the first case");
+  command->add_option("--runs", options->runs, "number of generated cases")
+      ->check(CLI::PositiveNumber);
+  command->add_option("--engine", options->engine, "engine profile");
+  command->add_option("--backend", options->backend, "none: only decisions")
       ->check(CLI::IsMember({"simt", "none"}));
   declare_decisions(*command, options->decisions);
   declare_reports(*command, options->reports, "the result as JSON");

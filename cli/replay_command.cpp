@@ -201,10 +201,10 @@ std::string verdict_text(const RunSummary& summary, const OtherVerdicts& others)
                          summary.steps, summary.engine_failure->kind, summary.engine_failure->what,
                          summary.engine_failure->trace);
     case Verdict::harness:
-      return fmt::format("Verdict: LOCKSTEP FAILED; the engine is not judged.\n  {}\n{}",
+      return fmt::format("Verdict: LOCKSTEP FAILED; the engine was not checked.\n  {}\n{}",
                          summary.engine_failure->what, summary.engine_failure->trace);
     case Verdict::mismatch:
-      return fmt::format("Verdict: THE ENGINE DECIDES OTHERWISE in step {} ({})\n  {}\n",
+      return fmt::format("Verdict: THE ENGINE DECIDES DIFFERENTLY in step {} ({})\n  {}\n",
                          summary.mismatch->step, summary.mismatch->check, summary.mismatch->what);
     case Verdict::liveness:
       break;
@@ -326,7 +326,7 @@ ReportedItem item_of(const ReplayOptions& options, const RunSummary& summary,
                               : fmt::format("{}: {}", summary.stuck[0].name, summary.stuck[0].why));
   } else {
     item.check = "totals";
-    item.line = "totals: the recorded totals are missed";
+    item.line = "totals: differ from the recorded totals";
     item.details = missed;
   }
   return item;
@@ -367,7 +367,7 @@ Result<std::string> leave_case(const ReplayOptions& options, const OpenReplay& p
       (std::filesystem::path(options.save_dir) / (saved.name + ".case.jsonl")).string();
   LS_RETURN_IF_ERROR(write_saved_case(path, saved));
   std::string again = out.again_of_case("replay", path);
-  fmt::print("Saved: {}\nSee it again: {}\n", path, again);
+  fmt::print("Saved: {}\nReproduce: {}\n", path, again);
   if (!options.shrink || stop_requested()) return again;
   std::string explanation = out.again_of_case("explain", path_of_smallest(path));
   LS_RETURN_IF_ERROR(leave_smallest(path, judging, explanation));
@@ -383,7 +383,7 @@ Result<void> check_facts_wanted(const ReplayOptions& options, const PreparedRepl
                 name_of(prepared.format));
   if (is_engine_worker(prepared.run.backend)) return {};
   return fail(
-      "--save-facts: --backend {} is no engine's own worker; expected vllm[:DIR] or worker:COMMAND",
+      "--save-facts: --backend {} is not an engine's worker; expected vllm[:DIR] or worker:COMMAND",
       prepared.run.backend);
 }
 
@@ -563,8 +563,8 @@ Result<int> replay(ReplayOptions& options, CommandReport& out) {
         facts.write(*prepared.recording, options.facts_path, worker_of(judging).value()));
   fmt::print("\n{}", verdict_text(summary, others));
   if (prepared.totals && !stop_requested()) {
-    fmt::print("{}", missed.empty() ? "The recorded totals are met exactly.\n"
-                                    : "The recorded totals are MISSED\n" + missed);
+    fmt::print("{}", missed.empty() ? "The recorded totals match exactly.\n"
+                                    : "The recorded totals do NOT match\n" + missed);
   }
   const Failure failure = others.judged ? *others.judged : failure_of(summary);
   if (!stop_requested()) fmt::print("{}", reproduction_text(prepared.expected, failure));

@@ -34,15 +34,14 @@ bool keeps_hidden_states(const KVCacheGroupSpec& group) {
 Result<void> HiddenStateFolder::check(const LockstepConfig& config, bool has_backend) const {
   if (std::ranges::none_of(config.backend.plan.groups, keeps_hidden_states))
     return fail(
-        "--hidden-states: the model keeps none; give a --model with a layer of kind hidden_state "
+        "--hidden-states: the model has none; give a --model with a layer of kind hidden_state "
         "(docs/planner.md)");
-  if (!has_backend)
-    return fail("--hidden-states are read out of a cache, and --backend none has none");
+  if (!has_backend) return fail("--hidden-states are read from a cache; --backend none has none");
   if (num_ranks(config.backend) > 1 || config.data_parallel.dp_size > 1)
     return fail(
-        "--hidden-states with several ranks: each would hold a part; give them to a run of one");
+        "--hidden-states needs a run with one rank: each of several ranks has only a part of them");
   if (!std::filesystem::is_directory(path_))
-    return fail("--hidden-states {}: there is no such folder", path_);
+    return fail("--hidden-states {}: no such folder", path_);
   // An output file that is never committed leaves nothing behind.
   const auto probe = OutputFile::create(std::filesystem::path(path_) / "probe");
   if (!probe) return fail("--hidden-states: {}", probe.error().message);
@@ -67,7 +66,7 @@ namespace {
 // option that differs from its default.
 std::string engine_text(const RunSpec& run) {
   const EngineConfig& engine = run.engine;
-  std::string text = fmt::format("{}, {}, {} and {} a step, {} a request", engine.engine,
+  std::string text = fmt::format("{}, {}, {} and {} per step, {} per request", engine.engine,
                                  engine.policy == SchedulingPolicy::priority ? "priority" : "fcfs",
                                  counted(engine.max_num_seqs, "request"),
                                  counted(engine.max_num_batched_tokens, "token"),
@@ -89,9 +88,10 @@ std::string group_text(const KVCacheGroupSpec& group) {
     return fmt::format("{} of {} (mode {})", layers, name_of(spec.kind),
                        name_of(spec.mamba_cache_mode));
   }
-  const std::string rows = is_one_row(spec.tokens_per_state)
-                               ? ""
-                               : fmt::format(", {} tokens per row", text_of(spec.tokens_per_state));
+  const std::string rows =
+      is_one_row(spec.tokens_per_state)
+          ? ""
+          : fmt::format(", {} tokens per entry", text_of(spec.tokens_per_state));
   return fmt::format("{} of {}, {} x {} {}{}, blocks of {}", layers, name_of(spec.kind),
                      spec.num_kv_heads, spec.head_size,
                      name_of(ElementType{spec.dtype, spec.kv_quant_mode}), rows,
@@ -161,7 +161,7 @@ std::string configuration_text(const OpenReplay& prepared) {
   if (const std::string connector = connector_text(prepared.config.connector); !connector.empty())
     text += fmt::format("  with    {}\n", connector);
   const auto& ranks = prepared.session->engines().front().ranks;
-  text += fmt::format("  device  {}\n", ranks.empty() ? "none: the model alone"
+  text += fmt::format("  device  {}\n", ranks.empty() ? "none: only the model"
                                                       : fmt::format("{}: {}", ranks.front()->name(),
                                                                     ranks.front()->device()));
   // Every rank is compared with its own part of the expectations.
@@ -228,14 +228,14 @@ static std::string checked_text(const RunSummary& s) {
     count_row(count);
   if (s.state_numbers_checked > 0)
     row("", with_commas(s.state_numbers_checked),
-        fmt::format("numbers of states; {} that came out of them",
+        fmt::format("state numbers; {} outputs computed from them",
                     with_commas(s.state_outputs_checked)));
   if (s.host_blocks_checked > 0)
     row("", with_commas(s.host_blocks_checked),
         fmt::format("host blocks ({})", size_text(s.host_bytes_checked)));
   if (s.rows_extracted > 0)
     row("", with_commas(s.rows_extracted),
-        fmt::format("hidden states of finished requests, in {} that a trainer saw whole",
+        fmt::format("hidden states of finished requests, in {} that a trainer read in full",
                     counted(s.hidden_files_seen, "file")));
   if (s.union_rows_checked > 0) count_row(&RunCounts::union_rows_checked);
   if (s.draft_rows_read > 0) count_row(&RunCounts::draft_rows_read);
@@ -251,7 +251,7 @@ std::string summary_text(const RunSummary& s, const OpenReplay& prepared) {
   row("requests", with_commas(s.requests),
       fmt::format("{} finished, {} aborted, {} refused", with_commas(s.finished_requests),
                   with_commas(s.aborted_requests), with_commas(s.refused_requests)));
-  row("steps", with_commas(s.steps), fmt::format("{} of a request", with_commas(s.request_steps)));
+  row("steps", with_commas(s.steps), fmt::format("{} request-steps", with_commas(s.request_steps)));
   row("tokens", with_commas(s.scheduled_tokens),
       fmt::format("scheduled; {} sampled", with_commas(s.output_tokens)));
   row("prefix hits", percent_text(s.cached_tokens, s.prompt_tokens),
@@ -281,15 +281,14 @@ std::string summary_text(const RunSummary& s, const OpenReplay& prepared) {
   // A rank without a graph for its size makes all ranks run without one.
   if (s.graphs.captured > 0)
     row("graphs", with_commas(s.graphs.captured),
-        fmt::format("captured; {} replayed in their stead{}", with_commas(s.graphs.replayed),
+        fmt::format("captured; {} replays{}", with_commas(s.graphs.replayed),
                     s.eager_rank_steps == 0
                         ? ""
-                        : fmt::format("; {} of ranks without them, for one had none",
+                        : fmt::format("; {} of ranks without graphs, because one rank had none",
                                       counted(s.eager_rank_steps, "step"))));
   if (s.collectives_checked > 0)
-    row("meetings", with_commas(s.collectives_checked),
-        fmt::format("collective calls; {} of ranks without work",
-                    counted(s.idle_rank_steps, "step")));
+    row("collectives", with_commas(s.collectives_checked),
+        fmt::format("calls; {} of ranks without work", counted(s.idle_rank_steps, "step")));
   std::string parts = "decisions " + duration_text(s.seconds.schedule);
   if (s.backend != "none") {
     parts +=
@@ -315,7 +314,7 @@ std::string faults_text(const OpenReplay& prepared, const RunSummary& summary) {
                effects.empty() ? "none took effect"
                                : fmt::format("took effect: {}", fmt::join(effects, ", ")));
   return text + row_text("refused", with_commas(summary.refused_allocations),
-                         "allocations that the pool had the blocks for");
+                         "allocations for which the pool had blocks");
 }
 
 std::string missed_totals(const OpenReplay& prepared, const RunSummary& summary) {

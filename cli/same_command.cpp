@@ -130,9 +130,9 @@ Result<int> compare(const SameOptions& options, CommandReport& out) {
 void add_same_command(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<SameOptions>();
   CLI::App* command = app.add_subcommand(
-      "same", "Find the first step, and its decision, table or page, where two runs differ");
+      "same", "Find the first step, decision, table or page in which two runs differ");
   command->footer(
-      "A and B: two recordings, or two files that `lockstep replay FILE --hashes OUT` wrote.\n"
+      "A and B: two recordings, or two files written by `lockstep replay FILE --hashes OUT`.\n"
       "Exit status: 0 the same; 1 different; 2 a file is refused.");
   command->add_option("A", options->left, "recording or step hashes")->required();
   command->add_option("B", options->right, "the same of another run")->required();

@@ -88,8 +88,7 @@ Result<int> shrink_file(ShrinkCommandOptions& options, CommandReport& report) {
 
 void add_shrink_command(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<ShrinkCommandOptions>();
-  CLI::App* command =
-      app.add_subcommand("shrink", "Make a failing case as small as it goes and still fails");
+  CLI::App* command = app.add_subcommand("shrink", "Shrink a failing case to a minimal one");
   command->add_option("CASE", options->file, "a saved case, or a recording")->required();
   declare_output(*command, "-o,--output", options->output_path,
                  "path of the smaller case (default: NAME.min.case.jsonl in CASE's folder)");
@@ -99,7 +98,7 @@ void add_shrink_command(CLI::App& app, int& exit_code) {
                    "time limit for shrinking; 0: none")
       ->check(CLI::NonNegativeNumber)
       ->type_name("S");
-  command->add_option("--evaluations", options->judging.evaluations_max, "cases to try at most")
+  command->add_option("--evaluations", options->judging.evaluations_max, "most candidates to try")
       ->check(CLI::Range(1, 1'000'000'000).description(""))
       ->type_name("N")
       ->capture_default_str();

@@ -194,15 +194,15 @@ void add_worker_command(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand(
       "worker", "Run recorded decisions on an engine's own worker, many files in one process");
   command->add_option("ENGINE", options->engine, "vllm[:DIR], or worker:COMMAND")->required();
-  command->add_option("PATH", options->paths, "recordings, and folders of them")->required();
+  command->add_option("PATH", options->paths, "recordings or folders of them")->required();
   declare_worker(*command, options->worker);
-  command->add_option("--files", options->files_max, "at most this many of each folder; 0: all")
+  command->add_option("--files", options->files_max, "most files per folder; 0: all")
       ->type_name("N");
   declare_output(*command, "--json", options->json_path, "the table as JSON");
   command
       ->add_option(
           "--save-facts", options->facts_dir,
-          "write each recording there with what the worker did, FOLDER-FILE, for `lockstep audit`")
+          "folder for each recording with what the worker did (FOLDER-FILE), for `lockstep audit`")
       ->check(CLI::ExistingDirectory.description(""))
       ->type_name("DIR");
   command->callback([options, &exit_code] { exit_code = exit_status(run_worker(*options)); });

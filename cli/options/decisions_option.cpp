@@ -79,7 +79,7 @@ Result<std::string> adapter_python(std::string_view option, std::string_view nam
       variable("LOCKSTEP_PYTHONPATH", (data_root() / "python").string().c_str());
   if (!fs::is_directory(fs::path(path) / "lockstep_engines"))
     return fail(
-        "{} {}: the adapters are not in {}; set LOCKSTEP_PYTHONPATH to the folder that holds "
+        "{} {}: the adapters are not in {}; set LOCKSTEP_PYTHONPATH to the folder of "
         "lockstep_engines",
         option, named, path);
   const Interpreter python = interpreter_for_engines();
@@ -102,7 +102,7 @@ Result<std::string> adapter_command(std::string_view option, const std::string& 
   std::string command = fmt::format("{} -m lockstep_engines {}", python, engine);
   if (colon == std::string::npos) return command;
   const std::string folder = named.substr(colon + 1);
-  if (!fs::is_directory(folder)) return fail("{} {}: there is no folder {}", option, named, folder);
+  if (!fs::is_directory(folder)) return fail("{} {}: no folder {}", option, named, folder);
   return command + " " + shell_word(fs::absolute(folder).string());
 }
 
@@ -110,8 +110,8 @@ void declare_engine_python(CLI::App& command) {
   if (command.get_option_no_throw("--engine-python") != nullptr) return;
   command
       .add_option("--engine-python", engine_python(),
-                  "interpreter for vllm[:DIR], sglang[:DIR] and --kernels (that of the active "
-                  "virtual environment or of the wheel, else of LOCKSTEP_PYTHON)")
+                  "Python for vllm[:DIR], sglang[:DIR] and --kernels (the active virtual "
+                  "environment's or the wheel's, else LOCKSTEP_PYTHON)")
       ->type_name("FILE");
 }
 
@@ -119,14 +119,14 @@ void declare_decisions(CLI::App& command, DecisionsOptions& options) {
   declare_engine_python(command);
   command
       .add_option("--decisions", options.decisions,
-                  "the scheduler in place of the model: vllm[:DIR], sglang[:DIR], or a command "
+                  "scheduler to use instead of the model: vllm[:DIR], sglang[:DIR], or a command "
                   "that speaks docs/protocols.md")
       ->type_name("ENGINE");
   declare_decisions_timeout(command, options.timeout_s);
 }
 
 void declare_decisions_timeout(CLI::App& command, std::int64_t& timeout_s) {
-  command.add_option("--decisions-timeout", timeout_s, "reply timeout of the engine in seconds")
+  command.add_option("--decisions-timeout", timeout_s, "reply timeout of an engine in seconds")
       ->check(CLI::Range(1, 86'400).description(""))
       ->type_name("S")
       ->capture_default_str();
@@ -154,12 +154,12 @@ std::string decider_text(const std::optional<RecordedEngine>& decided_by, const 
   if (!decided_by) return {};
   if (engines == nullptr)
     return fmt::format(
-        "When this case failed {} decided. Here the model of {} does, which may decide otherwise; "
-        "--decisions ENGINE asks an engine.\n",
+        "{} decided when this case failed. Here the model of {} decides, perhaps differently; "
+        "--decisions ENGINE uses an engine.\n",
         decided_by->text(), engine);
   const RecordedEngine& now = engines->hello().engine;
   if (now == *decided_by) return {};
-  return fmt::format("When this case failed {} decided; here {} does.\n", decided_by->text(),
+  return fmt::format("{} decided when this case failed; here {} does.\n", decided_by->text(),
                      now.text());
 }
 

@@ -25,8 +25,8 @@ void declare_from(CLI::App& command, std::string& from) {
   declare_engine_python(command);
   command
       .add_option("--from", from,
-                  "engine that builds the layers of a config.json: vllm or vllm:DIR (none: the "
-                  "reader of config.json)")
+                  "engine that builds the layers of a config.json: vllm or vllm:DIR (none: "
+                  "Lockstep's own reader)")
       ->type_name("ENGINE");
 }
 
@@ -56,7 +56,7 @@ Result<std::string> engine_model(const std::string& config, const std::string& f
     return fail("{}: {} does not start ({}): {}", config, from, how, last_line(words));
   }
   const auto reply = nlohmann::json::parse(line, nullptr, false);
-  if (!reply.is_object()) return fail("{}: {} answered no JSON object", config, from);
+  if (!reply.is_object()) return fail("{}: the reply of {} is not a JSON object", config, from);
   if (reply.contains("refused")) return fail("{}: {}", config, reply["refused"].get<std::string>());
   std::string text = std::string(line) + "\n";
   // Parsed here only for its error: the caller stores the text.

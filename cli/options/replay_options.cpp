@@ -104,8 +104,8 @@ Result<std::unique_ptr<Backend>> make_backend(std::string_view name, const Backe
     if (config.check != CheckMode::fast || !config.mutant.empty() || config.num_streams > 1 ||
         config.max_cudagraph_capture_size > 0 || config.numbers != Numbers::words) {
       return fail(
-          "--check, --mutant, --streams, --graphs and --numbers need a backend, and --backend none "
-          "is the model alone");
+          "--check, --mutant, --streams, --graphs and --numbers need a backend; --backend none "
+          "runs only the model");
     }
     return std::unique_ptr<Backend>();
   }
@@ -116,7 +116,8 @@ Result<std::unique_ptr<Backend>> make_backend(std::string_view name, const Backe
         name);
   // With one stream there is no order to change.
   if (config.delay_streams && config.num_streams < 2)
-    return fail("--delay-streams moves operations of different streams; give --streams 2 or more");
+    return fail(
+        "--delay-streams reorders operations of different streams; give --streams 2 or more");
   const bool on_cpu = config.check != CheckMode::fast || config.delay_streams;
   if (name == "cuda" || (name == "auto" && !on_cpu && gpu_available()))
     return make_gpu_backend(config);
@@ -202,9 +203,9 @@ void declare_import(CLI::App& command, ImportOptions& options) {
             if (!given) throw CLI::ValidationError("--import", given.error().message);
             options = *given;
           },
-          "of another tool's trace: block=N (tokens of an id), time=ms|s, turns=whole|added, "
-          "zero=one|skip|refuse (outputs of no tokens), arrival=closed (all at once), torn=skip (a "
-          "last row that breaks off)")
+          "how to read another tool's trace: block=N (tokens per id), time=ms|s, "
+          "turns=whole|added, zero=one|skip|refuse (requests without output), arrival=closed (all "
+          "at once), torn=skip (a truncated last row)")
       ->type_name("LIST");
 }
 
@@ -217,7 +218,7 @@ void declare_replay_options(CLI::App& command, ReplayOptions& o) {
             o.shards.assign(files.begin() + 1, files.end());
           },
           "request trace, trace of another tool (several files: its shards, in order), benchmark, "
-          "recording or saved case; or the name of a sample that came with this")
+          "recording or saved case; or the name of a bundled sample")
       ->required()
       ->transform(sample_by_name());
   declare_import(command, o.import);
@@ -228,21 +229,19 @@ void declare_replay_options(CLI::App& command, ReplayOptions& o) {
   declare_kernels(command,
                   [&o](const std::string& backend) { o.run.set_text("backend", backend); });
   o.jobs = static_cast<std::int32_t>(std::max(1u, std::thread::hardware_concurrency()));
-  command
-      .add_option("--jobs", o.jobs,
-                  "threads of a replay with pages; the result does not depend on it")
+  command.add_option("--jobs", o.jobs, "threads of a replay with pages; no effect on the result")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str()
       ->group("Run");
   const std::string group = "Output";
-  declare_output(command, "--report", o.report_path, "HTML page that draws the run")->group(group);
+  declare_output(command, "--report", o.report_path, "HTML page of the run")->group(group);
   declare_output(command, "--perfetto", o.perfetto_path,
-                 "a trace for ui.perfetto.dev: requests as tracks, steps, hits, blocks")
+                 "trace for ui.perfetto.dev: a track per request, steps, hits, blocks")
       ->group(group);
   declare_reports(command, o.reports, "the result as JSON", group);
   declare_output_folder(
       command, "--hidden-states", o.hidden_states_dir,
-      "existing folder for the hidden states of finished requests, a file each (docs/formats.md)")
+      "existing folder for the hidden states of finished requests, one file each (docs/formats.md)")
       ->group(group);
   declare_output(command, "--cache-events", o.cache_events_path,
                  "JSON lines: blocks stored in and removed from the prefix cache, step by step")
@@ -250,13 +249,13 @@ void declare_replay_options(CLI::App& command, ReplayOptions& o) {
   declare_output(command, "--hashes", o.hashes_path,
                  "hashes of each step, for `lockstep same` (docs/formats.md)")
       ->group(group);
-  declare_output(command, "--save-facts", o.facts_path,
-                 "of a recording on an engine\'s own worker: the recording with what the worker "
-                 "did, for `lockstep audit` (docs/formats.md)")
+  declare_output(
+      command, "--save-facts", o.facts_path,
+      "the recording with what the engine's own worker did, for `lockstep audit` (docs/formats.md)")
       ->group(group);
   // --shrink writes into the folder of --save, so it requires the option.
   CLI::Option* save =
-      declare_output_folder(command, "--save", o.save_dir, "folder for the case of a divergence")
+      declare_output_folder(command, "--save", o.save_dir, "folder for the case of a failing run")
           ->group(group);
   command.add_flag("--shrink", o.shrink, "shrink the saved case, into the same folder")
       ->needs(save)
@@ -298,7 +297,7 @@ Result<OpenReplay> open_replay(ReplayRequest request,
   // The recorder is between the loop and the workload, so it sees what the engine receives.
   if (conforms) {
     if (replay.config.data_parallel.dp_size > 1)
-      return fail("--conform with data parallel ranks: the model is compared with one engine");
+      return fail("--conform compares the model with one engine, not with data parallel ranks");
     replay.parts.attach = [&replay](std::int32_t, Workload* workload) {
       replay.conforming = std::make_unique<ConformingRun>(*workload);
       return Onlooker{.workload = &replay.conforming->workload(),

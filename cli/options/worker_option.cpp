@@ -14,18 +14,18 @@ namespace lockstep {
 void declare_worker(CLI::App& command, WorkerOptions& options) {
   declare_engine_python(command);
   command
-      .add_option("--runner", options.runner,
-                  "of --backend vllm: model runner V1 or V2 of its worker (v1, v2) (v2); by "
-                  "default that of a saved case, else v1")
+      .add_option(
+          "--runner", options.runner,
+          "--backend vllm: model runner of its worker, V1 or V2 (a saved case's own, else v1)")
       ->check(CLI::IsMember({"v1", "v2"}));
   command
       .add_option("--states", options.states,
-                  "of --backend vllm: its kind of layer for those that keep states")
+                  "--backend vllm: kind of its layers with recurrent states")
       ->check(CLI::IsMember({"mamba2", "short_conv", "gdn"}));
   command
       .add_option("--plant", options.plant,
-                  "of --backend vllm: a defect to plant in the worker; `python -m lockstep_engines "
-                  "vllm --worker --plants` lists them")
+                  "--backend vllm: defect to plant in the worker; `python -m lockstep_engines vllm "
+                  "--worker --plants` lists them")
       ->type_name("NAME");
 }
 
@@ -45,8 +45,8 @@ Result<std::shared_ptr<ForeignEngines>> open_workers(const std::string& backend,
   std::string command;
   if (backend.starts_with(kOwn)) {
     command = backend.substr(kOwn.size());
-    if (!options.plant.empty()) return fail("--plant is of --backend vllm");
-    if (!options.states.empty()) return fail("--states is of --backend vllm");
+    if (!options.plant.empty()) return fail("--plant applies only to --backend vllm");
+    if (!options.states.empty()) return fail("--states applies only to --backend vllm");
   } else {
     LS_ASSIGN_OR_RETURN(command, adapter_command("--backend", backend));
     command += fmt::format(" --worker --runner {}",
@@ -97,7 +97,7 @@ WorkedBy worker_of(const ForeignEngines& workers, const WorkerOptions& options) 
 std::string worker_text(const std::optional<WorkedBy>& worked_by, const std::string& backend,
                         const std::optional<WorkedBy>& now) {
   if (!worked_by || worked_by == now) return {};
-  return fmt::format("When this case failed the worker of {} held the cache; here {} does.\n",
+  return fmt::format("The worker of {} held the cache when this case failed; here {} does.\n",
                      worked_by->text(), now ? "that of " + now->text() : "--backend " + backend);
 }
 

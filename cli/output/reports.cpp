@@ -44,7 +44,7 @@ void declare_reports(CLI::App& command, ReportOptions& options, const std::strin
       declare_output(command, "--summary", options.summary_path, "append the result as Markdown"));
   in_group(command
                .add_option("--annotations", options.annotations,
-                           "github: a line for each failure that its pages show")
+                           "github: annotate the workflow run with each failure")
                ->check(CLI::IsMember({"github"}))
                ->type_name("KIND"));
 }
@@ -67,7 +67,7 @@ Result<int> run_printing(CommandReport& report,
 int interrupt(CommandReport& report, std::string& json) {
   const int signal = stop_signal();
   const std::string line =
-      fmt::format("interrupted by {}: the rest was not judged", signal_name(signal));
+      fmt::format("interrupted by {}: the rest was not checked", signal_name(signal));
   fmt::print("\nI{}.\n", std::string_view(line).substr(1));
   report.add({.name = "interrupted", .kind = ItemKind::skipped, .line = line});
   // Every command's JSON is one object, which readers may extend by keys.
@@ -217,7 +217,7 @@ std::string headline(std::string_view command, std::span<const ReportedItem> ite
   std::string text = fmt::format("lockstep {}: ", command);
   if (failed + refused == 0)
     text += items.empty()
-                ? "nothing to judge"
+                ? "nothing to check"
                 : fmt::format("{} agreed", counted(count_of(items, ItemKind::passed), "item"));
   else if (failed > 0)
     text += fmt::format("{} of {} failed", failed, counted(std::ssize(items), "item"));
@@ -266,8 +266,7 @@ std::string github_annotations(std::string_view command, std::span<const Reporte
     // Annotations mark what needs attention.
     if (item.kind == ItemKind::passed || item.kind == ItemKind::skipped) continue;
     if (shown++ == kAnnotationsMax) {
-      text += fmt::format("::notice title=lockstep {}::there are more; --junit FILE has all\n",
-                          command);
+      text += fmt::format("::notice title=lockstep {}::and more; --junit FILE has all\n", command);
       break;
     }
     text += item.kind == ItemKind::known ? "::notice " : "::error ";

@@ -174,7 +174,7 @@ class Dialogue {
       what = unless(
           tokens_of("a") == kPrompt + 1,
           fmt::format("num_tokens of request a is {}; expected {}", tokens_of("a"), kPrompt + 1));
-    checks_.add("`update` says how many tokens a request of the step has", what);
+    checks_.add("`update` reports how many tokens a request of the step has", what);
     if (what.empty()) what = first_of({scheduled(), updated({{"a", {8}}})});
     if (what.empty())
       what = unless(decision_.stopped.size() == 1 && decision_.stopped[0].id == "a" &&
@@ -193,7 +193,7 @@ class Dialogue {
       what = unless(decision_.free_blocks == header_.num_blocks - 1,
                     fmt::format("{} blocks are free with no request left; expected {}",
                                 decision_.free_blocks, header_.num_blocks - 1));
-    checks_.add("the next step says that it has finished, and its blocks are free", what);
+    checks_.add("the next step reports its end, and its blocks are free", what);
     // The last decision was empty: it has no output, and the step number advances here.
     ++step_;
   }
@@ -207,7 +207,7 @@ class Dialogue {
       what = unless(!refused.empty(),
                     fmt::format("a prompt of {} tokens was taken; max_model_len is {}", 4 * kPrompt,
                                 header_.options.config.max_model_len));
-    checks_.add("`add` refuses a prompt that max_model_len has no room for", what);
+    checks_.add("`add` refuses a prompt longer than max_model_len", what);
     checks_.add("a refused request does not exist, and the case continues",
                 first_of({added("a", kPrompt, 1), scheduled(),
                           unless(decision_.scheduled.size() == 1, "not one request is scheduled"),
@@ -223,7 +223,7 @@ class Dialogue {
       reply.entries();
     });
     const EngineFailure* failed = engine_.failure();
-    checks_.add("an option that the engine does not have is not taken",
+    checks_.add("an unknown option is refused",
                 was_refused || (failed != nullptr && failed->kind == "exception")
                     ? ""
                     : first_of({failure(), "the case was opened; expected `refused`"}));
@@ -232,12 +232,12 @@ class Dialogue {
   // Sends malformed messages, and checks that `failed` ends only the case and not the process.
   void goes_on_after_failures() {
     constexpr std::pair<std::string_view, std::string_view> kWrong[] = {
-        {"a message that the page does not have is `failed`", R"({"sleep":true})"},
+        {"an unknown message is `failed`", R"({"sleep":true})"},
         {"a line that is not JSON is `failed`", "schedule 0"},
         {"a line that is not an object is `failed`", "[1]"},
-        {"a key that a message does not have is `failed`",
+        {"an unknown key is `failed`",
          R"({"add":"b","prompt":[[1,4]],"max_tokens":1,"arrival":0.0,"colour":1})"},
-        {"a key that a message lacks is `failed`", R"({"add":"b","prompt":[[1,4]]})"}};
+        {"a missing key is `failed`", R"({"add":"b","prompt":[[1,4]]})"}};
     for (const auto& [name, message] : kWrong)
       checks_.add(std::string(name), first_of({opened(), failed(std::string(message))}));
     // Keys with the prefix x_ are extensions. Both sides skip them.
@@ -255,7 +255,7 @@ class Dialogue {
     checks_.add("`close` follows `failed`", answered(close_message()));
     what = failed(R"({"schedule":0})");
     checks_.add("with no case open there is nothing to schedule", what);
-    checks_.add("the next case is as new",
+    checks_.add("the next case starts afresh",
                 first_of({opened(), added("a", kPrompt, 1), scheduled(), updated({{"a", {7}}})}));
   }
 
@@ -282,7 +282,8 @@ class Dialogue {
   // Resets the prefix cache without and, if claimed, with running requests. With `running`, the
   // engine preempts them first: they wait again and hold no block, so the reset succeeds.
   void resets() {
-    const std::string name = "`reset_prefix_cache` says whether it was emptied, and the state";
+    const std::string name =
+        "`reset_prefix_cache` reports whether the cache was emptied, and the state";
     if (!engine_.hello().can("reset_prefix_cache")) return checks_.skip(name, "not claimed");
     bool done = false;
     const auto reset = [&](bool running) {
@@ -457,7 +458,7 @@ std::string difference(const std::vector<std::pair<SavedCase, Decided>>& all,
                        const std::shared_ptr<ForeignEngines>& engines) {
   for (const auto& [saved, first] : all)
     if (const Decided again = decided(saved, engines); again.lines != first.lines)
-      return fmt::format("{} was decided otherwise the second time", saved.name);
+      return fmt::format("{} was decided differently the second time", saved.name);
   return {};
 }
 
@@ -471,13 +472,13 @@ std::string ends_with_its_input(const ForeignEngineOptions& options) {
   std::string_view line;
   if (child.send(hello_message(), options.time_limit) != LineProcess::End::answered ||
       child.receive(line, options.start_limit) != LineProcess::End::answered)
-    return "it did not say hello";
+    return "it did not reply to `hello`";
   child.end_input();
   const auto end = child.receive(line, options.time_limit);
   if (end == LineProcess::End::answered)
-    return fmt::format("behind its last reply it says: {}", printable_excerpt(line));
+    return fmt::format("after its last reply it prints: {}", printable_excerpt(line));
   if (end == LineProcess::End::timed_out)
-    return fmt::format("it is still there after {} s", options.time_limit.count() / 1000);
+    return fmt::format("it still runs after {} s", options.time_limit.count() / 1000);
   const std::string how = child.how_it_ended();
   return how == "exit status 0" ? "" : how;
 }

@@ -61,8 +61,8 @@ std::string why_not_audited(const RecordingHeader& header) {
   const bool counts_on_device =
       profile != nullptr && profile->retire_basis == RetireBasis::processed;
   if (keeps_states && config.async_scheduling && config.num_spec_tokens > 0 && !counts_on_device)
-    return "with drafts in flight the worker, and not the recording, says which entry of the table "
-           "holds a running state";
+    return "with drafts in flight only the worker knows which entry of the table holds a running "
+           "state";
   return {};
 }
 

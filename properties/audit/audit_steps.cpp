@@ -127,7 +127,7 @@ void AuditSteps::add(const RecordedEvent& event, std::int64_t first_step) {
   const AuditRequest* same = core_.requests.find(event.request.name);
   if (same != nullptr && !same->has_left)
     core_.findings.report(AuditRule::recording, event.request.name,
-                          "two live requests are called so");
+                          "two live requests have this name");
   const AuditRequest& request =
       core_.requests.add(event.request, core_.setup.groups.size(),
                          [&](const auto& visit) { core_.pool.for_each_request(visit); });

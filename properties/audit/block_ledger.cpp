@@ -212,7 +212,7 @@ void BlockLedger::check_draft_slots(const RecordedScheduled& scheduled, const Au
     const std::int64_t room = std::ssize(row.request->tables[g]) * block_size(g);
     if (room >= end) continue;
     report(AuditRule::draft_slots, *row.request, g, row.counted_to, kNullBlock,
-           fmt::format("tokens up to {} are scheduled, and the drafter writes {} slots after "
+           fmt::format("tokens up to {} are scheduled, and the draft model writes {} slots after "
                        "them; the table of {} blocks ends at token {}",
                        row.counted_to, setup_.draft_slots, row.request->tables[g].size(), room));
   }
@@ -439,13 +439,12 @@ void BlockLedger::check_tables(const RecordedStep& step) {
       if (i == shown.size()) continue;
       report(AuditRule::handed_out, *request, g, static_cast<std::int64_t>(i) * block_size(g),
              shown[i],
-             i < handed.size()
-                 ? fmt::format("the scheduler's table has block {} as entry {}, and the worker was "
-                               "handed block {}",
-                               index_of(shown[i]), i, index_of(handed[i]))
-                 : fmt::format("the scheduler's table has block {} as entry {}, and the worker was "
-                               "handed {} blocks",
-                               index_of(shown[i]), i, handed.size()));
+             i < handed.size() ? fmt::format("the scheduler's table has block {} as entry {}, but "
+                                             "the worker received block {}",
+                                             index_of(shown[i]), i, index_of(handed[i]))
+                               : fmt::format("the scheduler's table has block {} as entry {}, but "
+                                             "the worker received {} blocks",
+                                             index_of(shown[i]), i, handed.size()));
     }
   }
 }
@@ -466,7 +465,7 @@ void BlockLedger::check_planned(const RecordedStep& step) {
           std::ssize(table.blocks[g]) - std::ranges::count(table.blocks[g], kNullBlock);
       if (held <= planned + spare) continue;
       report(AuditRule::planned_blocks, table.id,
-             fmt::format("{} states of group {} are held; the pool is planned for {} a request, "
+             fmt::format("{} states of group {} are held; the pool is planned for {} per request, "
                          "and {} more may be kept for what is not known yet",
                          held, g, planned, spare));
       break;

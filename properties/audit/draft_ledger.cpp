@@ -147,7 +147,7 @@ void DraftLedger::read_hit(const AuditRow& row) const {
       const bool is_less = slot.next_content <= kWrongDraftBehind;
       report(AuditRule::draft_read, request, g, p, block,
              fmt::format("a hit ends with token {} in slot {} of block {}, which holds {} and was "
-                         "drafted from with {} behind it than here",
+                         "drafted from with {} after it than here",
                          p, p % block_size(g), index_of(block), tokens_.content_text(slot, block),
                          is_less ? "less" : "another token"));
     }
@@ -168,7 +168,7 @@ void DraftLedger::read_window(const AuditRow& row) const {
       const PoolSlot slot = block == kNullBlock ? PoolSlot{} : pool_.read(block, p % block_size(g));
       if (slot.content == row.content_at(p + 1)) continue;
       report(AuditRule::draft_read, request, g, p, block,
-             fmt::format("the drafter runs {} tokens before token {} again and reads token {}, "
+             fmt::format("the draft model runs {} tokens before token {} again and reads token {}, "
                          "where the table has {}",
                          again, row.first, p,
                          block == kNullBlock ? "no block of this group"

@@ -102,7 +102,7 @@ void CacheIndex::store(const RecordedCacheEvent& event, const DescribedBlocks& d
   const bool is_full = block_sizes_[g] == size;
   const bool is_whole = is_full && event.token_ids.size() == num * static_cast<std::size_t>(size);
   if (is_full && event.parent && !described.is_wrong && !group.of_hash.contains(*event.parent))
-    refuse(fmt::format("a block of group {} is stored behind {}, which is not there", g,
+    refuse(fmt::format("a block of group {} is stored after {}, which is not there", g,
                        *event.parent));
   std::string before = event.parent.value_or("");
   for (std::size_t i = 0; i < num; ++i) {
@@ -221,10 +221,10 @@ void EventLedger::check_counts(const RecordedStep& step, std::int64_t num_stored
   if (num_stored == step.stored && num_removed == step.evicted && is_cleared == step.cleared)
     return;
   report(AuditRule::cache_events, {},
-         fmt::format("events tell of {} hashes stored and {} removed{}; the prefix cache had {} "
-                     "and {}{}",
-                     num_stored, num_removed, is_cleared ? ", and of a reset" : "", step.stored,
-                     step.evicted, step.cleared ? ", and was reset" : ""),
+         fmt::format(
+             "events report {} hashes stored and {} removed{}; the prefix cache had {} and {}{}",
+             num_stored, num_removed, is_cleared ? ", and a reset" : "", step.stored, step.evicted,
+             step.cleared ? ", and was reset" : ""),
          "counts");
 }
 

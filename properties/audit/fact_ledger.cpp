@@ -35,7 +35,7 @@ void FactLedger::check_batch(const RecordedStep& step, const WorkerStepFacts& fa
   for (const FactRow& said : facts.rows) {
     const auto row = std::ranges::find(step.scheduled, said.id, &RecordedScheduled::id);
     if (row == step.scheduled.end())
-      report(AuditRule::worker_batch, said.id, "the worker runs it, and it is not scheduled");
+      report(AuditRule::worker_batch, said.id, "the worker runs it, but it is not scheduled");
     else if (row->tokens != said.tokens)
       report(AuditRule::worker_batch, said.id,
              fmt::format("the worker runs {} tokens of it; scheduled are {}", said.tokens,
@@ -43,7 +43,7 @@ void FactLedger::check_batch(const RecordedStep& step, const WorkerStepFacts& fa
   }
   for (const RecordedScheduled& row : step.scheduled)
     if (std::ranges::find(facts.rows, row.id, &FactRow::id) == facts.rows.end())
-      report(AuditRule::worker_batch, row.id, "it is scheduled, and the worker has no row of it");
+      report(AuditRule::worker_batch, row.id, "it is scheduled, but the worker has no row for it");
 }
 
 void FactLedger::check_zeroed(const RecordedStep& step, const WorkerStepFacts& facts) const {
@@ -84,7 +84,7 @@ bool FactLedger::check_table(const std::vector<BlockId>& said, const AuditRow& r
   const std::vector<BlockId>& table = request.tables[group];
   if (said.size() != table.size()) {
     report(AuditRule::worker_table, request, group, -1, kNullBlock,
-           fmt::format("the worker's table has {} entries; handed over were {}", said.size(),
+           fmt::format("the worker's table has {} entries; the scheduler sent {}", said.size(),
                        table.size()));
     return false;
   }
@@ -96,7 +96,7 @@ bool FactLedger::check_table(const std::vector<BlockId>& said, const AuditRow& r
     if (i < kept && (said[i] == kNullBlock || table[i] == kNullBlock)) continue;
     report(AuditRule::worker_table, request, group,
            static_cast<std::int64_t>(i) * block_size(group), table[i],
-           fmt::format("entry {} of the worker's table is block {}; handed over was {}", i,
+           fmt::format("entry {} of the worker's table is block {}; the scheduler sent {}", i,
                        index_of(said[i]), index_of(table[i])));
     return false;
   }

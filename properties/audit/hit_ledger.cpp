@@ -194,9 +194,9 @@ void HitLedger::end() {
   const std::int64_t lost = totals_.lost[static_cast<std::size_t>(HitLoss::unexplained)];
   const bool applies = setup_.scope == AuditScope::whole_recording && setup_.profile != nullptr;
   if (!applies || lost * kShare <= totals_.there) return;
-  first_loss_.what += fmt::format(
-      " that nothing stands against; so it is with {} of the {} tokens that could be hit", lost,
-      totals_.there);
+  first_loss_.what +=
+      fmt::format(" without a reason against a hit; so are {} of the {} tokens that could be hit",
+                  lost, totals_.there);
   findings_.add(std::move(first_loss_), "hits");
 }
 

@@ -307,7 +307,7 @@ void PolicyLedger::check_victims(const RecordedStep& step) const {
       if (running == nullptr || !running->running || priorities_[*running] <= priorities_[*victim])
         continue;
       report(AuditRule::victim, name,
-             fmt::format("is preempted with priority {}, and {} with priority {} runs on",
+             fmt::format("is preempted with priority {}, and {} with priority {} keeps running",
                          priorities_[*victim], other, priorities_[*running]));
       break;
     }
@@ -324,7 +324,7 @@ void PolicyLedger::check_adapters(const RecordedStep& step) const {
   }
   if (std::ssize(adapters) > *adapters_max_)
     report(AuditRule::limits, {},
-           fmt::format("{} adapters are in the step, and a worker has room for {}: max_loras",
+           fmt::format("{} adapters are in the step, and a worker has space for {}: max_loras",
                        adapters.size(), *adapters_max_),
            "adapters");
 }
@@ -332,7 +332,7 @@ void PolicyLedger::check_adapters(const RecordedStep& step) const {
 void PolicyLedger::check_encoder(std::int64_t num_rows) const {
   if (encoder_rows_max_ && num_rows > *encoder_rows_max_)
     report(AuditRule::limits, {},
-           fmt::format("{} rows are encoded in the step, and the encoder has room for {}: "
+           fmt::format("{} rows are encoded in the step, and the encoder has space for {}: "
                        "encoder_compute_budget",
                        num_rows, *encoder_rows_max_),
            "budget");
@@ -343,14 +343,14 @@ void PolicyLedger::check_batch(const RecordedStep& step) const {
   for (const RecordedScheduled& row : step.scheduled) num_tokens += row.tokens;
   if (knows_max_tokens_ && num_tokens > setup_.config.max_num_batched_tokens)
     report(AuditRule::limits, {},
-           fmt::format("{} tokens are scheduled, and a worker has room for {}: "
-                       "max_num_batched_tokens",
-                       num_tokens, setup_.config.max_num_batched_tokens),
+           fmt::format(
+               "{} tokens are scheduled, and a worker has space for {}: max_num_batched_tokens",
+               num_tokens, setup_.config.max_num_batched_tokens),
            "too many tokens");
   const auto num_rows = std::max(std::ssize(step.scheduled), std::ssize(step.running));
   if (knows_max_requests_ && num_rows > setup_.config.max_num_seqs)
     report(AuditRule::limits, {},
-           fmt::format("{} requests run, and a worker has room for {}: max_num_seqs", num_rows,
+           fmt::format("{} requests run, and a worker has space for {}: max_num_seqs", num_rows,
                        setup_.config.max_num_seqs),
            "too many requests");
 }

@@ -296,7 +296,7 @@ void OutputLedger::take_stale(const RecordedStep& step, const RecordedStaleOutpu
                                          &std::pair<std::int64_t, std::size_t>::first);
   if (sampled == ends.sampled_in.end()) {
     if (output.taken > 0 && output.of_step < ends.first_step)
-      accuse("and none were sampled for it there: a request of that name has left since");
+      accuse("and none were sampled for it there: a request of that name has ended since");
     return;
   }
   const auto next = std::next(sampled);
@@ -313,12 +313,12 @@ void OutputLedger::take_stale(const RecordedStep& step, const RecordedStaleOutpu
   if (output.taken == num_sampled) return;
   if (output.taken > 0) {
     if (std::ranges::find(step.stopped, output.id, &RecordedStopped::id) == step.stopped.end())
-      accuse(fmt::format("and it has {}: those behind are lost", num_sampled));
+      accuse(fmt::format("and it has {}: the later ones are lost", num_sampled));
     return;
   }
   if (request.preempted_in <= output.of_step)
     return accuse(
-        fmt::format("of {} that were sampled: it has run on since, and misses them", num_sampled));
+        fmt::format("of {} that were sampled: it has continued since, without them", num_sampled));
   withdraw(request, static_cast<std::size_t>(sampled - ends.sampled_in.begin()),
            fmt::format("the output of step {} was", output.of_step));
 }

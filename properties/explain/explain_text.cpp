@@ -45,7 +45,7 @@ std::string group_text(const SavedCase& saved, std::size_t g) {
 
 // Describes a planted fault with its arguments, in the words of a saved case.
 std::string fault_text(const Fault& fault) {
-  std::string text = fmt::format("{} from step {} on", fault.kind, fault.step);
+  std::string text = fmt::format("{} from step {}", fault.kind, fault.step);
   for (const auto& [name, value] : fault.arguments) text += fmt::format(", {} {}", name, value);
   return text;
 }
@@ -55,12 +55,13 @@ std::string fault_text(const Fault& fault) {
 std::string head_text(const SavedCase& saved) {
   const CaseSize size = size_of(saved);
   const EngineConfig& engine = saved.engine;
-  std::string text = wrapped(
-      "The case  ", fmt::format("{}, {} and {} of cache, a pool of {}; {}, at most {} a step in {}",
-                                count_of(size.requests, "request"), count_of(size.tokens, "token"),
-                                count_of(size.layers, "layer"), count_of(size.blocks, "block"),
-                                engine.engine, count_of(engine.max_num_batched_tokens, "token"),
-                                count_of(engine.max_num_seqs, "request")));
+  std::string text =
+      wrapped("The case  ",
+              fmt::format("{}, {} and {} of cache, a pool of {}; {}, at most {} per step in {}",
+                          count_of(size.requests, "request"), count_of(size.tokens, "token"),
+                          count_of(size.layers, "layer"), count_of(size.blocks, "block"),
+                          engine.engine, count_of(engine.max_num_batched_tokens, "token"),
+                          count_of(engine.max_num_seqs, "request")));
   for (std::size_t g = 0; g < saved.cache.groups.size(); ++g)
     text += wrapped(fmt::format("  group {}  ", g), group_text(saved, g));
   if (has_connector(saved))
@@ -107,10 +108,10 @@ std::vector<std::string> answers_told(const RecordedStep& step) {
   if (!step.connector) return told;
   for (const RecordedConnectorAnswer& answer : *step.connector) {
     if (!answer.external)
-      told.push_back(fmt::format("The connector does not know yet what it has of {}.", answer.id));
+      told.push_back(fmt::format("The connector has no answer for {} yet.", answer.id));
     else if (*answer.external > 0)
       told.push_back(fmt::format(
-          "The connector has {} token{} of {} behind {} computed here{}.", *answer.external,
+          "The connector has {} token{} of {} after {} computed here{}.", *answer.external,
           *answer.external == 1 ? "" : "s", answer.id, answer.local,
           answer.async ? fmt::format("; {} waits while they are loaded", answer.id) : ""));
   }
@@ -244,9 +245,8 @@ std::string step_text(const SavedCase& saved, const ExplainedStep& step) {
   for (const auto& [name, tokens] : step.sampled)
     say(fmt::format("The model answers {} with {}.", name, count_of(tokens, "token")));
   for (const RecordedStopped& stopped : step.recorded.stopped)
-    say(fmt::format(
-        "{} ends: {}.", stopped.id,
-        stopped.reason == "length" ? "it has all the tokens it asked for" : stopped.reason));
+    say(fmt::format("{} ends: {}.", stopped.id,
+                    stopped.reason == "length" ? "it has max_tokens tokens" : stopped.reason));
   return text;
 }
 
@@ -388,7 +388,7 @@ std::string to_text(const SavedCase& saved, const Explanation& explanation,
   // Only the last steps are shown; the failure is at their end.
   if (options.steps_max > 0 && explanation.steps.size() > options.steps_max) {
     first = explanation.steps.size() - options.steps_max;
-    text += fmt::format("\n... {} before are left out\n",
+    text += fmt::format("\n... {} before these are omitted\n",
                         count_of(static_cast<std::int64_t>(first), "step"));
   }
   const auto* parts =

@@ -274,7 +274,7 @@ std::vector<std::string> FuzzReport::not_checked() const {
   if (backend == "none") lines.emplace_back("memory: no backend, decisions only");
   if (refused > 0) lines.push_back(fmt::format("refused cases: {}", refused));
   for (const auto& [sentence, of] : left_out)
-    lines.push_back(fmt::format("{}: {}, the first of seed {}", sentence, counted(of.cases, "case"),
+    lines.push_back(fmt::format("{}: {}, first with seed {}", sentence, counted(of.cases, "case"),
                                 of.first_seed));
   return lines;
 }
@@ -321,16 +321,15 @@ Result<void> check_complete(std::span<const FuzzReport> sorted) {
       return fmt::format("shard {}/{} from seed {}", shard, run.shards, run.first_seed);
     };
     if (i > 0 && run.first_seed == sorted[i - 1].first_seed)
-      return fail(fmt::format("{} is there twice", shard_text(run.shard)));
+      return fail(fmt::format("{} occurs twice", shard_text(run.shard)));
     // Merged runs must be consecutive: seeds 1 to 100 and 201 to 300 are not one run.
     if (i > 0 && run.first_seed != sorted[i - 1].first_seed + sorted[i - 1].runs)
-      return fail(fmt::format("the seeds between those of two reports are missing, before {}",
-                              run.first_seed));
+      return fail(fmt::format("seeds between two reports are missing, before {}", run.first_seed));
     for (std::int64_t shard = 0; shard < run.shards; ++shard, ++i) {
       if (i == sorted.size() || sorted[i].first_seed != run.first_seed || sorted[i].shard > shard)
         return fail(fmt::format("{} is missing", shard_text(shard)));
       if (sorted[i].shard < shard)
-        return fail(fmt::format("{} is there twice", shard_text(sorted[i].shard)));
+        return fail(fmt::format("{} occurs twice", shard_text(sorted[i].shard)));
       if (sorted[i].runs != run.runs || sorted[i].shards != run.shards)
         return fail("the reports are of different runs: numbers of cases and shards differ");
     }
@@ -368,7 +367,8 @@ Result<FuzzReport> merge_fuzz_reports(std::span<const FuzzReport> parts) {
         part.worked_by != whole.worked_by || part.backend != whole.backend ||
         part.mutant != whole.mutant || part.guided != whole.guided)
       return fail(
-          "the reports are of different runs: engine, decisions, worker, backend, mutant and guided "
+          "the reports are of different runs: engine, decisions, worker, backend, mutant and "
+          "guided "
           "must be equal");
     whole.corpus = merged_corpora(whole.corpus, part.corpus);
     // All shards of a run carry the same `runs`.

@@ -297,8 +297,8 @@ void Invariants::check_published(const StepView& view) {
     }
     if (!computed)
       return fail("published", {},
-                  fmt::format("block {} of group {} can be hit from now on, and no request of the "
-                              "step computes all of its tokens",
+                  fmt::format("block {} of group {} can now be hit, and no request of the step "
+                              "computes all of its tokens",
                               block, group));
   }
 }
@@ -345,7 +345,7 @@ void Invariants::check_new_blocks(const StepView& view, RequestId id,
   for (const BlockId block : blocks)
     if (std::ranges::find(staying, block) != staying.end())
       return fail("queue_front", std::string(view.model().name(id)),
-                  fmt::format("block {} is allocated, and block {} has been free for longer",
+                  fmt::format("block {} is allocated, and block {} has been free longer",
                               index_of(block), index_of(staying.front())));
 }
 
@@ -405,11 +405,11 @@ void Invariants::check_free_order(const StepView& view) {
   const bool tails_unknown = profile_.caches_prompt_tails && queue_before_.empty();
   if (actual == expected || tails_unknown) return;
   const auto [at, place] = std::ranges::mismatch(actual, expected);
-  fail("free_order", {},
-       fmt::format(
-           "place {} of the free queue holds {}, and {} was to be there", at - actual.begin(),
-           at == actual.end() ? "nothing" : fmt::format("block {}", index_of(*at)),
-           place == expected.end() ? "nothing" : fmt::format("block {}", index_of(*place))));
+  fail(
+      "free_order", {},
+      fmt::format("position {} of the free queue holds {}; expected {}", at - actual.begin(),
+                  at == actual.end() ? "nothing" : fmt::format("block {}", index_of(*at)),
+                  place == expected.end() ? "nothing" : fmt::format("block {}", index_of(*place))));
 }
 
 void Invariants::look(const StepView& view) {
@@ -515,8 +515,9 @@ void Invariants::check_planned(const StepView& view) {
       if (held > most)
         return fail(
             "planned_blocks", std::string(view.model().name(id)),
-            fmt::format("{} blocks of group {} are held, and the pool is planned for {} a request",
-                        held, g, most));
+            fmt::format(
+                "{} blocks of group {} are held, and the pool is planned for {} per request", held,
+                g, most));
     }
   }
 }

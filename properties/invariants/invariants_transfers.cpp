@@ -101,8 +101,8 @@ void Invariants::check_free_order_beside_transfers(const StepView& view) {
     const auto [at, place] = std::ranges::mismatch(actual, queue_before_);
     if (place != queue_before_.end())
       return fail("free_order", {},
-                  fmt::format("block {} was free before, and its place {} in the free queue is "
-                              "another's now",
+                  fmt::format("block {} was free before, but another block is now at its position "
+                              "{} in the free queue",
                               index_of(*place), place - queue_before_.begin()));
   }
   const std::vector<RequestId> holders = holding(view);
@@ -117,9 +117,11 @@ void Invariants::check_free_order_beside_transfers(const StepView& view) {
         const bool is_shared = holders_[block].count != 1;
         if (is_shared || place == std::ssize(actual)) continue;
         if (place > head)
-          return fail("free_order", {},
-                      fmt::format("block {} of group {} is behind the one before it in its table",
-                                  index_of(block), g));
+          return fail(
+              "free_order", {},
+              fmt::format(
+                  "block {} of group {} is in the free queue after its predecessor in the table",
+                  index_of(block), g));
         head = place;
       }
     }

@@ -44,16 +44,16 @@ constexpr std::array kReasons = std::to_array<Reason>({
      "The output of attention over the right rows follows from them; a wrong one gives a wrong "
      "answer, silently."},
     {"state_output",
-     "What a convolution or recurrence gives out follows from the state that it read and the "
-     "step's tokens; another state gives a wrong answer, silently."},
+     "The output of a convolution or recurrence follows from the state that it read and the step's "
+     "tokens; another state gives a wrong answer, silently."},
     {"extraction",
-     "Hidden states that are read out of the cache must be those of the request's own tokens, all "
-     "of them and nothing else."},
+     "Hidden states that are read from the cache must be exactly those of the request's own "
+     "tokens."},
     {"hidden_file",
      "A trainer that can see the file of a request's hidden states must find all of them in it, "
      "whenever it looks."},
     {"page_untouched",
-     "A page that no step wrote must stay as it was: whatever changed it wrote out of its place."},
+     "A page that no step wrote must not change: whatever changed it wrote out of bounds."},
     {"collective",
      "All ranks of a collective must call it, with one shape; otherwise they deadlock or exchange "
      "wrong data."},
@@ -71,9 +71,9 @@ constexpr std::array kReasons = std::to_array<Reason>({
      "An engine that serves must not end: every request that it holds goes down with it."},
     {"engine.hang", "A step must be decided: until then no request is served."},
     {"engine.reply",
-     "A decision names requests that live, blocks of the pool and counts that are not negative; a "
-     "worker cannot execute another."},
-    {"page_final", "After the last step every page of the pool must hold what the model says."},
+     "A decision names live requests, blocks of the pool and counts that are not negative; a "
+     "worker cannot execute any other."},
+    {"page_final", "After the last step every page of the pool must hold what the model computes."},
     {"liveness",
      "An accepted request must end: with no running request and no further arrival, waiting "
      "requests wait forever."},
@@ -99,7 +99,7 @@ constexpr std::array kReasons = std::to_array<Reason>({
      "A running request continues after its last computed token. A request that computes the same "
      "tokens again in every step never ends, and takes new blocks until the pool is empty."},
     {"audit.excess_blocks",
-     "A request holds as many blocks as its tokens and its drafts need. Every block more is "
+     "A request holds as many blocks as its tokens and its drafts need. Every block beyond that is "
      "missing elsewhere."},
     {"audit.limits",
      "A worker allocates its buffers for the largest step that the configuration allows: tokens, "
@@ -133,8 +133,7 @@ constexpr std::array kReasons = std::to_array<Reason>({
     {"audit.cache_events",
      "Routers see a prefix cache only through its events: what they rebuild from them must be what "
      "requests hit."},
-    {"audit.hits",
-     "Cached content that the policy allows is hit; otherwise it is computed and paid again."},
+    {"audit.hits", "Cached content that the policy allows is hit; otherwise it is computed again."},
     {"audit.drafts",
      "A draft is verified after the tokens that it was proposed for, and dropped with them; "
      "otherwise the sampler accepts a token that was not proposed there."},
@@ -195,7 +194,7 @@ constexpr std::array kReasons = std::to_array<Reason>({
     {"invariant.hot_region",
      "Rows of the host are read through a request's hot region: it must exist, complete."},
     {"invariant.all_resident",
-     "A step that reads rows of the host must not be run as one that reads none."},
+     "A step that reads rows of the host must not run as one that reads none."},
     {"invariant.clean_page",
      "A page counts as clean once its copy is complete: its device block may then be lost."},
     {"invariant.page_under_way",

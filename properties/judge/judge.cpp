@@ -246,7 +246,7 @@ BackendFactory watched_backends(const SavedCase& saved, const LockstepConfig& co
   return [=, &options, &watched](const BackendConfig& own) -> Result<std::unique_ptr<Backend>> {
     if (!runs && own.mutant.empty()) return std::unique_ptr<Backend>();
     if (!runs)
-      return fail("mutant {} is planted in a backend, and the case runs without one: {}",
+      return fail("mutant {} is planted in a backend, but the case runs without one: {}",
                   own.mutant, sound ? "none was given" : sound.error().message);
     auto backend = options.backend(own);
     if (!backend) return backend;
@@ -407,8 +407,7 @@ Outcome judge_session(const SavedCase& saved, const LockstepConfig& config,
 
 Outcome judge(const SavedCase& saved, const JudgeOptions& options) {
   if (saved.mutants.size() > 1)
-    return refusal(
-        {fmt::format("mutants: {} of them; a case has one at most", saved.mutants.size())});
+    return refusal({fmt::format("mutants: {}; a case has at most one", saved.mutants.size())});
   const LockstepConfig config = config_of(saved);
   if (auto sound = check_setup(config, traits_of(saved, options)); !sound)
     return refusal(sound.error());

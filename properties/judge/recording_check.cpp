@@ -90,7 +90,7 @@ RecordingCheck check_recording(const std::string& path,
 std::string summary_of(const RecordingCheck& check) {
   const std::string model =
       !check.not_compared.empty() ? "the recording was not compared with the model"
-      : check.parts ? fmt::format("the recording parts from the model {}", place_of(*check.parts))
+      : check.parts ? fmt::format("the recording differs from the model {}", place_of(*check.parts))
                     : "the recording holds the same decisions";
   return fmt::format("{}; {}", model, audit_summary(check));
 }
@@ -112,8 +112,8 @@ std::string details_of(const RecordingCheck& check) {
 
 std::string parting_of(const ConformMismatch& parts) {
   return fmt::format(
-      "The recording and the model part here ({}: recorded {}, model {}). What follows is the "
-      "model's, not the recording's.",
+      "The recording and the model differ here ({}: recorded {}, model {}). The rest is the "
+      "model's run, not the recording's.",
       parts.what, shown(parts.recorded), shown(parts.model));
 }
 

@@ -82,11 +82,11 @@ constexpr std::string_view kHead =
 A harness that finds nothing proves nothing until it has been shown to find something. Each entry is
 a defect that an engine had (its source is named), or could have in the same place ("this project").
 Its name switches it on in the side under test, never in what judges it. `lockstep mutants` searches
-for each with generated cases until a check fails, makes the case small, and runs it again without
-the defect, which must agree.
+for each with generated cases until a check fails, shrinks the case, and runs it again without the
+defect, which must agree.
 
 ```
-lockstep mutants --list               what there is
+lockstep mutants --list               list them
 lockstep mutants                      search for all of them
 lockstep mutants table-width --save cases
 lockstep replay cases/table-width.case.jsonl
@@ -377,7 +377,7 @@ std::string why_not_below(const MutantDecider& decider, const Mutant& mutant) {
     return fmt::format("it is a defect of the site {}, and another engine decides",
                        name_of(mutant.site));
   if (decider.never.has_any_of(mutant.bias.always))
-    return "it needs cases of a kind that this engine is not asked for";
+    return "it needs cases of a kind that this engine does not support";
   const auto format_of = [](const std::string& engine) {
     return engine_profile(engine).release->page_format;
   };

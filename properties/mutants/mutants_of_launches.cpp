@@ -204,8 +204,8 @@ const Mutant kLaunches[] = {
      .reshape = with_fp4_numbers},
     {.id = "scales-behind-rows",
      .source = "vllm models/minimax_m3, forks for sm_121",
-     .mechanism = "nvfp4: scales are written and read behind the elements of their row, and not "
-                  "in an area of the block",
+     .mechanism = "nvfp4: scales are written and read after the elements of their row, not in an "
+                  "area of the block",
      .exposed_by = "real numbers, nvfp4, two rows in a block",
      .caught_by = {kWritten, kMemory},
      .bias = on_executor({full_attention}, {states, hidden_state, several_groups, scaled_rows}),
@@ -236,7 +236,8 @@ const Mutant kLaunches[] = {
     {.id = "chunk-carry-undecayed",
      .mechanism =
          "the state before a piece of a chunk enters the piece's outputs without its decay",
-     .exposed_by = "real numbers, recurrent states, a chunk behind another or of over 32 tokens",
+     .exposed_by =
+         "real numbers, recurrent states, a chunk after another, or of more than 32 tokens",
      .caught_by = {kWritten, kStateOutput},
      .bias = on_executor({states, drafts, long_prompts}, {two_block_pool}),
      .reshape = with_real_numbers},

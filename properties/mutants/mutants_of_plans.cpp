@@ -120,7 +120,7 @@ const Mutant kOfPages[] = {
      .bias = of_pages({connector_peers})},
     {.id = "page-mirror-short",
      .mechanism = "rows on the last page of a step are not written to the host, and the page "
-                  "passes for clean",
+                  "counts as clean",
      .exposed_by = "HiSparse, and a step that writes two pages of a request",
      .caught_by = {"invariant.clean_page"},
      .bias = of_pages()},
@@ -152,7 +152,7 @@ const Mutant kAtWork[] = {
      .caught_by = {kHost},
      .bias = rows_of_pages()},
     {.id = "rows-residency-kept",
-     .mechanism = "a page that has left the device is still read there",
+     .mechanism = "a page that is no longer on the device is still read there",
      .exposed_by = "HiSparse, and a page whose block was reallocated",
      .caught_by = {kDigest, kOutput},
      .bias = rows_of_pages()},
@@ -222,7 +222,7 @@ const Mutant kAtWork[] = {
      .source = "LMCache 4463, dynamo 14416",
      .mechanism = "heads of an overlaid cache are as far apart as if K and V were separate: half "
                   "a content short",
-     .exposed_by = "two KV heads, in any of the six orders",
+     .exposed_by = "two KV heads, in any of the six layouts",
      .caught_by = {kWritten, kDigest},
      .bias =
          on_executor({full_attention}, {states, mla, sliding_window, chunked_local, packed_pages})},
@@ -236,7 +236,7 @@ const Mutant kAtWork[] = {
      .reshape = flash},
     {.id = "pack-offset",
      .source = "vllm 35703",
-     .mechanism = "every layer of a pack lies at offset 0",
+     .mechanism = "every layer of a pack is at offset 0",
      .exposed_by = "packed attention",
      .caught_by = {kWritten, kMemory},
      .bias = on_executor({full_attention, packed_pages},
@@ -244,7 +244,7 @@ const Mutant kAtWork[] = {
     // A draft model's cache: which tokens its passes read, and which rows they write.
     {.id = "draft-token-unshifted",
      .mechanism =
-         "the drafter's first pass is given the tokens at its positions, not those behind them",
+         "the draft model's first pass gets the tokens at its positions, not the next ones",
      .exposed_by = "EAGLE's or MTP's drafts",
      .caught_by = {kWritten},
      .bias = with_drafter()},
@@ -283,15 +283,15 @@ const Mutant kAtWork[] = {
      .caught_by = {kWritten},
      .bias = with_drafter()},
     {.id = "draft-unclamped",
-     .mechanism = "drafts behind max_model_len keep their positions: they go to slots that no "
-                  "token has, or to none",
-     .exposed_by = "a request that comes to its last tokens",
+     .mechanism = "drafts past max_model_len keep their positions: they go to slots that no token "
+                  "has, or to none",
+     .exposed_by = "a request that reaches its last tokens",
      .caught_by = {kWritten},
      .bias = with_drafter(),
      .reshape = up_to_the_last_token},
     {.id = "draft-past-table",
-     .mechanism = "a draft whose position has no entry goes where the row's old entry behind the "
-                  "table's end leads",
+     .mechanism = "a draft whose position has no entry goes to the block of a stale entry past the "
+                  "table's end",
      .exposed_by =
          "the first step of a prompt of whole blocks, where no slots for drafts are given",
      .caught_by = {kWritten, kMemory, "page_untouched", "reuse"},

@@ -90,7 +90,7 @@ const Mutant kDecisions[] = {
      .reshape = share_context},
     {.id = "hash-next-token",
      .source = "vLLM 0.33.0 design",
-     .mechanism = "a block's hash leaves out the token behind it, which EAGLE's drafter has "
+     .mechanism = "a block's hash leaves out the token after it, which EAGLE's draft model has "
                   "read, and no block of a hit is dropped for it",
      .exposed_by = "EAGLE's drafts and prompts that differ right after a block",
      .caught_by = {"audit.draft_read"},
@@ -184,7 +184,7 @@ const Mutant kDecisions[] = {
      .caught_by = {"invariant.free_order"},
      .bias = decisions({full_attention, long_prompts, tight_pool})},
     {.id = "free-window-early",
-     .mechanism = "a window is counted one token short, and its first block is given away",
+     .mechanism = "a window is counted one token short, and its first block is freed",
      .exposed_by = "a window that begins with the last token of a block",
      .caught_by = {"audit.attention_read", "audit.handed_out"},
      .bias = decisions({sliding_window, tight_pool, long_prompts, bursts}, {two_block_pool})},
@@ -220,7 +220,7 @@ const Mutant kDecisions[] = {
     {.id = "state-spec-blocks",
      .source = "vllm 41233",
      .mechanism =
-         "the blocks for the states of drafts are not counted, so these states have no place",
+         "the blocks for the states of drafts are not counted, so these states have no blocks",
      .exposed_by = "drafts in a model with states",
      .caught_by = {"audit.state_read", "invariant.table_covers"},
      .bias = decisions({states, drafts}, {async_scheduling, two_block_pool})},
@@ -261,8 +261,8 @@ const Mutant kDecisions[] = {
      .reshape = preempt_with_resets},
     {.id = "resume-appended",
      .source = "vLLM V1 design",
-     .mechanism = "a resumed request is handed only its new blocks, like a running one",
-     .exposed_by = "a preempted request that comes back with a hit",
+     .mechanism = "a resumed request receives only its new blocks, like a running one",
+     .exposed_by = "a preempted request that resumes with a hit",
      .caught_by = {"audit.state_read", "audit.token_write", "audit.attention_read",
                    "audit.draft_slots", "invariant.table_covers"},
      .bias = decisions({no_full_isl_reserve, tight_pool, bursts, full_attention, long_prompts},
@@ -282,8 +282,8 @@ const Mutant kDecisions[] = {
      .caught_by = {"invariant.ref_cnt", "invariant.conservation"},
      .bias = decisions({faults, shared_prefixes, full_attention, tight_pool}, {two_block_pool})},
     {.id = "abort-twice",
-     .mechanism = "an abort of a request that has just left retires it a second time",
-     .exposed_by = "a client that gives up while the last token is on its way",
+     .mechanism = "an abort of a request that has just finished retires it a second time",
+     .exposed_by = "a client that disconnects while the last token is in flight",
      .caught_by = {"engine.check"},
      .bias = decisions({faults, full_attention})},
     {.id = "abort-in-flight-kept",
@@ -398,7 +398,7 @@ const Mutant kTransfers[] = {
      .transfer = {.has_pages = true}},
     {.id = "hold-head-of-line",
      .source = "vLLM 0.22.1 (connectors/connector_async/0014)",
-     .mechanism = "a request that holds nothing and does not fit stands before fully loaded "
+     .mechanism = "a request that holds nothing and does not fit is queued before fully loaded "
                   "ones: nothing runs again",
      .exposed_by = "a tight pool, and a load that received nothing",
      .caught_by = {"liveness.head_of_line"},

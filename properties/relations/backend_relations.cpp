@@ -194,7 +194,7 @@ Result<void> ReadingBackend::fingerprint_all() {
 // whose content is undefined until the engine recomputes it.
 std::string why_not_read(const SavedCase& saved) {
   if (saved.backend == "none") return "the case runs without a backend";
-  if (has_host_pages(saved.cache.groups)) return "rows of host pages lie in two pools";
+  if (has_host_pages(saved.cache.groups)) return "rows of host pages are in two pools";
   const LockstepConfig config = config_of(saved);
   if (may_lose_blocks(saved)) return "rows after a block that a load did not fill are also read";
   if (!config.backend.parallel.is_whole() || config.data_parallel.dp_size > 1)
@@ -286,7 +286,7 @@ void compare_reads(const BackendReading& one, const BackendReading& other, Backe
   for (const BackendReading* reading : {&one, &other})
     if (reading->unlike_itself && !check.breach)
       check.breach = breach_at(*reading->unlike_itself,
-                               fmt::format("{} are read twice in one run, and not the same",
+                               fmt::format("{} are read twice in one run, with different results",
                                            name_of(*reading->unlike_itself)));
   for (const auto& [place, digest] : one.digests) {
     const auto same = other.digests.find(place);
@@ -303,9 +303,8 @@ void compare_reads(const BackendReading& one, const BackendReading& other, Backe
     ++check.compared;
     if (!agree(place, outputs, same->second) && !check.breach)
       check.breach = breach_at(
-          place,
-          fmt::format("attention to {} comes to something else in the other run, or on its ranks",
-                      name_of(place)));
+          place, fmt::format("attention to {} has another result in the other run, or on its ranks",
+                             name_of(place)));
   }
 }
 
@@ -317,9 +316,8 @@ void compare_pages(const BackendReading& one, const BackendReading& other, Backe
   const auto parted = std::mismatch(one.pages.begin(), end, other.pages.begin()).first;
   if (parted == end || check.breach) return;
   const std::int64_t step = parted - one.pages.begin();
-  check.breach = Breach{.request = "",
-                        .index = step,
-                        .what = fmt::format("pages hold something else after step {}", step)};
+  check.breach =
+      Breach{.request = "", .index = step, .what = fmt::format("pages differ after step {}", step)};
 }
 
 }  // namespace

@@ -305,8 +305,8 @@ bool ReadingModel::finished(const StepView& view) {
 
 // Excluded are cases whose rows or samples this model cannot follow.
 std::string why_not_answered(const SavedCase& saved) {
-  if (saved.recording) return "a recording says itself what was sampled";
-  if (has_host_pages(saved.cache.groups)) return "rows of host pages lie in two pools";
+  if (saved.recording) return "a recording has its own sampled tokens";
+  if (has_host_pages(saved.cache.groups)) return "rows of host pages are in two pools";
   if (saved.engine.async_scheduling && saved.engine.num_spec_tokens > 0)
     return "drafts in flight are not in the decisions";
   if (std::ranges::any_of(saved.cache.groups, [](const KVCacheGroupSpec& group) {

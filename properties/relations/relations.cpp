@@ -151,22 +151,21 @@ Changed other_host_tier(const SavedCase& saved) {
 
 // `says` is a phrase for messages; a row may continue the phrase of the previous row.
 constexpr std::array kRelations = std::to_array<Relation>({
-    {"longer chunks", "an answer does not depend on the tokens of a step", longer_chunks},
-    {"shorter chunks", "how a prompt is cut is none of its request's business", shorter_chunks},
-    {"batch mates", "nor on the other requests", without_batch_mates},
-    {"larger pool", "nor on the size of the pool, or on preemptions", larger_pool},
-    {"no prefix caching", "a hit finds what would have been computed", without_prefix_caching},
-    {"no drafts", "drafts make answers sooner, not different", without_drafts},
-    {"right drafts", "so does their being right", with_right_drafts},
-    {"synchronous", "when a step is decided is none of a request's business", synchronous},
-    {"longer blocks", "how tokens are parcelled into blocks is none of a request's business",
-     longer_blocks},
-    {"other admission", "when a request is admitted is none of its business", other_admission},
-    {"no connector", "where a prefix is loaded from is none of a request's business",
-     without_connector, false, true},
-    {"other host tier", "nor how much the host keeps, how late it comes, and what of it is lost",
+    {"longer chunks", "outputs do not depend on the number of tokens per step", longer_chunks},
+    {"shorter chunks", "outputs do not depend on how a prompt is chunked", shorter_chunks},
+    {"batch mates", "outputs do not depend on the other requests", without_batch_mates},
+    {"larger pool", "outputs do not depend on the pool size or on preemptions", larger_pool},
+    {"no prefix caching", "a prefix hit finds what would be computed", without_prefix_caching},
+    {"no drafts", "drafts make outputs earlier, not different", without_drafts},
+    {"right drafts", "accepted drafts make outputs earlier, not different", with_right_drafts},
+    {"synchronous", "outputs do not depend on when a step is scheduled", synchronous},
+    {"longer blocks", "outputs do not depend on the block size", longer_blocks},
+    {"other admission", "outputs do not depend on when a request is admitted", other_admission},
+    {"no connector", "outputs do not depend on where a prefix is loaded from", without_connector,
+     false, true},
+    {"other host tier", "outputs do not depend on the size, delay and losses of the host tier",
      other_host_tier, false, true},
-    {"context ranks", "nor on the ranks that shard its tokens", over_ranks},
+    {"context ranks", "outputs do not depend on the ranks that shard tokens", over_ranks},
 });
 
 }  // namespace
@@ -284,19 +283,19 @@ Changed shuffled_blocks(const SavedCase& saved) {
 
 // Each row names a mutant of the backend that breaks it, which the tests plant.
 constexpr std::array kPlaceRelations = std::to_array<Relation>({
-    {"other layout", "whether heads or tokens come first in a block is the device's business",
+    {"other layout", "outputs do not depend on the order of heads and tokens in a block",
      other_layout, false, false, "layout-two-heads"},
-    {"other backend", "and so is which attention backend's rules a page follows", other_backend,
+    {"other backend", "outputs do not depend on the attention backend's page layout", other_backend,
      false, false, "wrong-stride"},
-    {"other kernel blocks", "a block cut into other kernel blocks holds the same tokens",
+    {"other kernel blocks", "a block split into other kernel blocks holds the same tokens",
      other_kernel_blocks, false, false, "kernel-block-unsplit"},
-    {"no padding", "nothing lies in the padding of a page", without_padding, false, false,
+    {"no padding", "the padding of a page holds nothing", without_padding, false, false,
      "wrong-stride"},
-    {"no packing", "layers that share a page do not meet in it", unpacked, false, false,
+    {"no packing", "layers that share a page do not overlap in it", unpacked, false, false,
      "pack-offset"},
-    {"shuffled blocks", "block ids are names: where a block lies says nothing", shuffled_blocks,
-     false, false, "wrong-stride"},
-    {"several streams", "what is ordered by what it needs needs no other order", over_streams, true,
+    {"shuffled blocks", "block ids are names: the position of a block means nothing",
+     shuffled_blocks, false, false, "wrong-stride"},
+    {"several streams", "events alone order the operations of several streams", over_streams, true,
      false, "copy-unordered"},
 });
 
@@ -365,7 +364,7 @@ Result<std::optional<Breach>> check_shuffled_blocks(const SavedCase& saved) {
     }
     return Breach{.request = "",
                   .index = static_cast<std::int64_t>(i),
-                  .what = fmt::format("step {} is decided otherwise when blocks have other ids "
+                  .what = fmt::format("step {} is decided differently when blocks have other ids "
                                       "(shuffled blocks: block ids are names)",
                                       i)};
   }

@@ -147,7 +147,7 @@ Result<void> MemoryModel::add_layers(const KVCacheConfig& plan, const MemoryPlan
       if (!tensor.layers.empty() && is_split(layers_[tensor.layers.front()]) != is_split(layer))
         return fail(
             "memory model: {} and {} share a tensor, but one keeps K and V apart and the other in "
-            "its page, so a block of one reaches into pages of the other",
+            "its page, so a block of one extends into pages of the other",
             layers_[tensor.layers.front()].name, layer.name);
       if (is_split(layer)) tensor.regions_per_page = 2;
       for (std::int32_t t = layer.memory.tensor; t <= layer.memory.last_tensor; ++t)

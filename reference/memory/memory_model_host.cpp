@@ -85,8 +85,8 @@ Result<void> MemoryModel::add_host_blocks(std::int64_t count) {
   }
   if (host_block_bytes_ > 0 && count > kHostBytesMax / host_block_bytes_)
     return fail(
-        "memory model: {} host blocks of {} bytes, and it keeps each byte of them; expected {} GiB "
-        "at most: give a smaller host pool, or run only the decisions (--backend none)",
+        "memory model: {} host blocks of {} bytes, each byte of which it keeps; expected at most "
+        "{} GiB: give a smaller host pool, or run only the decisions (--backend none)",
         count, host_block_bytes_, kHostBytesMax >> 30);
   for (std::int64_t block = 0; block < count; ++block) {
     std::vector<std::uint8_t> bytes(static_cast<std::size_t>(host_block_bytes_));

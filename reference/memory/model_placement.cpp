@@ -182,8 +182,8 @@ Result<ModelPlacement> place_model(const LayerSpecs& layers, DType model_dtype,
                                    const PlanOptions& options, const std::string& order) {
   if (options.attn_pack > 1)
     return fail(
-        "--attn-pack {}: a release whose groups overlay one allocation has no such packing; one "
-        "before vllm-0.33.0 has it (--engine)",
+        "--attn-pack {}: a release whose groups overlay one allocation has no such packing; "
+        "releases before vllm-0.33.0 do (--engine)",
         options.attn_pack);
   ModelPlacement model;
   model.options = placement_options(options, layers, model_dtype, order);
@@ -206,7 +206,7 @@ Result<ModelPlacement> place_model(const LayerSpecs& layers, DType model_dtype,
   for (std::size_t w = 0; w < model.stages.workers.size(); ++w) {
     auto pages = worker_pages(model.stages.workers[w], model.stages.layers, model.options);
     if (!pages)
-      return fail("the engine core takes this plan and the worker {}dies of it: {}",
+      return fail("the engine core accepts this plan, but the worker {}crashes: {}",
                   options.pp > 1 ? fmt::format("of stage {} ", w) : "", pages.error().message);
     model.pages.push_back(std::move(*pages));
   }
@@ -233,8 +233,8 @@ Result<KVCacheConfig> replay_plan(const Placement& placement, const LayerSpecs& 
     KVCacheSpec result = planned(layer->spec, spec);
     if (page_size_bytes(result) != page_bytes(spec))
       return fail(
-          "{}: rows of {} would take pages of {} bytes, and the release lays pages of {}; it has "
-          "no such format of the cache",
+          "{}: entries of {} would take pages of {} bytes, but the release has pages of {}; it has "
+          "no such cache format",
           name, name_of(result.dtype), page_size_bytes(result), page_bytes(spec));
     return result;
   };

@@ -262,8 +262,8 @@ std::optional<std::string> why_no_areas(const ModelLayer& layer) {
                             : next_head == row && at.row_stride == 2 * at.heads * row;
   if (is_dense && from_k_to_v == at.heads * next_head) return std::nullopt;
   return fmt::format(
-      "{}: its scales lie in areas of a block that is dense in its layer, which it is not in this "
-      "order; choose LBNHC, LBHNC, BLNHC or BLHNC",
+      "{}: its scales are in areas of a block that is dense in its layer, which this layout does "
+      "not provide; choose LBNHC, LBHNC, BLNHC or BLHNC",
       layer.name);
 }
 

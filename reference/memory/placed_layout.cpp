@@ -44,7 +44,7 @@ Result<std::vector<KVCacheGroupSpec>> placed_groups(const KVCacheConfig& plan) {
     if (!is_on_device(group)) continue;
     if (group.layers_per_page > 1)
       return fail(
-          "{} layers of a group share a page; releases with these orders have no such packing",
+          "{} layers of a group share a page; releases with these layouts have no such packing",
           group.layers_per_page);
     KVCacheGroupSpec& placed = groups.emplace_back();
     placed.layer_names = group.layer_names;
@@ -65,7 +65,7 @@ class Placer {
 
   Result<MemoryPlan> place() {
     if (has_host_pages(config_.groups) && !is_block_outermost(order_))
-      return fail("resident pages and hot regions lie in orders with blocks outermost");
+      return fail("resident pages and hot regions need layouts with blocks outermost");
     LS_ASSIGN_OR_RETURN(const auto groups, placed_groups(config_));
     LS_ASSIGN_OR_RETURN(const Placement placement,
                         place_blocks(groups, order_, config_.num_blocks, PlacementOptions{}));
@@ -145,13 +145,13 @@ class Placer {
       for (const BlockRegion& region : layer.regions)
         if (pages.emplace(region.begin, region.bytes).first->second != region.bytes)
           return fail(
-              "pages of several lengths begin at one byte; choose an order with blocks outermost, "
+              "pages of several lengths begin at one byte; choose a layout with blocks outermost, "
               "BLNHC");
     std::int64_t end = 0;
     for (const auto& [begin, page] : pages) {
       if (begin != end)
         return fail(
-            "pages of several groups cross at byte {} of the cache; choose an order with blocks "
+            "pages of several groups cross at byte {} of the cache; choose a layout with blocks "
             "outermost, BLNHC",
             begin);
       plan_.tensor_size_bytes.push_back(page * plan_.num_blocks);

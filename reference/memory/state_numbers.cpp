@@ -125,7 +125,7 @@ Result<StateNumbers> state_numbers(const KVCacheSpec& spec, std::size_t state,
   if (dims.size() >= 2) of.rows = dims[dims.size() - 2];
   for (std::size_t d = 0; d + 2 < dims.size(); ++d) of.heads *= dims[d];
   if (of.columns > kColumnsMax)
-    return fail("state {} has rows of {} numbers; the kernels of recurrences take {} at most",
+    return fail("state {} has rows of {} numbers; the kernels of recurrences take at most {}",
                 state, of.columns, kColumnsMax);
   return of;
 }

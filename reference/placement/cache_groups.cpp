@@ -91,7 +91,7 @@ Result<LayerSpecs> equal_pages(LayerSpecs specs, bool& is_final) {
     } else {
       return fail(
           "layer {}: its page of {} bytes does not divide the largest page of {} bytes, and rows "
-          "of MLA cannot be padded; use an order with blocks outermost",
+          "of MLA cannot be padded; use a layout with blocks outermost",
           layer.name, own, page);
     }
     is_final = page_bytes(spec) != page || unpadded_page_bytes(spec) > page;
@@ -268,7 +268,7 @@ Result<void> split_bucket(const Bucket& bucket, std::int64_t count,
   if (!bucket.is_pattern)
     return fail(
         "{} layers like {} have pages of different sizes in different numbers and cannot be split "
-        "into {} groups; use an order with layers outermost",
+        "into {} groups; use a layout with layers outermost",
         bucket.layers.size(), bucket.layers[0].name, count);
   for (std::int64_t g = 0; g < count; ++g) {
     LayerSpecs layers;

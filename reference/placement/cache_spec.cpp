@@ -234,8 +234,8 @@ Result<OrderStrides> order_strides(const KVCacheSpec& spec, std::int64_t num_blo
     for (std::size_t i = 0; i <= grid_end; ++i) outside *= sizes[kDimensions.find(nest[i])];
     if (outside != num_layers * num_blocks)
       return fail(
-          "order {} cannot pad pages: their heads or rows lie outside layers and blocks; use a "
-          "block-compact order",
+          "layout {} cannot pad pages: their heads or rows are outside layers and blocks; use a "
+          "block-compact layout",
           nest);
   }
   std::int64_t strides[5] = {};
@@ -245,7 +245,7 @@ Result<OrderStrides> order_strides(const KVCacheSpec& spec, std::int64_t num_blo
     if (padded != 0 && i == grid_end) {
       stride = std::max(stride, padded);
       if (stride % padded != 0)
-        return fail("a stride of {} bytes is no multiple of padded pages of {} bytes", stride,
+        return fail("a stride of {} bytes is not a multiple of padded pages of {} bytes", stride,
                     padded);
     }
     strides[dimension] = fixed[dimension] != 0 ? fixed[dimension] : stride;
@@ -272,7 +272,7 @@ Result<std::vector<CacheLayout>> supported_orders(
   std::vector<CacheLayout> orders;
   std::ranges::copy_if(kOrders, std::back_inserter(orders), is_everywhere);
   std::ranges::stable_sort(orders, std::greater<>(), first_places);
-  if (orders.empty()) return fail("no order of the cache is in the lists of all backends");
+  if (orders.empty()) return fail("no cache layout is in the lists of all backends");
   return orders;
 }
 
@@ -294,13 +294,13 @@ Result<ChosenOrder> choose_order(const std::vector<CacheLayout>& supported, bool
     std::erase_if(orders, [](CacheLayout order) { return !is_block_compact(order); });
   if (orders.empty())
     return fail(
-        "pages that differ in heads, rows or bytes need a block-compact order, and no backend of "
+        "pages that differ in heads, rows or bytes need a block-compact layout, and no backend of "
         "this model takes one");
   if (sharding.size() > 1 && pages.size() > 1)
     std::erase_if(orders, [](CacheLayout order) { return !is_block_outermost(order); });
   if (orders.empty())
     return fail(
-        "caches that DCP shards and replicated ones of other page sizes need an order with blocks "
+        "caches that DCP shards and replicated ones of other page sizes need a layout with blocks "
         "outermost, and no backend of this model takes one");
   const auto is_candidate = [&](CacheLayout order) {
     return std::ranges::find(orders, order) != orders.end();
@@ -308,7 +308,7 @@ Result<ChosenOrder> choose_order(const std::vector<CacheLayout>& supported, bool
   if (asked) {
     const auto order = overlaid_layout_from_name(*asked);
     if (!order || !is_candidate(*order))
-      return fail("the order {} does not suit this model and its backends; one of {} does", *asked,
+      return fail("the layout {} does not suit this model and its backends; one of {} does", *asked,
                   list_of(orders));
     return ChosenOrder{*order, "option"};
   }

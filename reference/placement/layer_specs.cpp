@@ -364,7 +364,7 @@ Result<void> check_format(const PlacementLayer& layer, const BlockAlignment& ali
   const KVCacheSpec& spec = *layer.spec;
   if (layer.backend == "kpool_tail" && alignment.block_size % spec.block_size != 0)
     return fail(
-        "layer {}: blocks of {} tokens are no multiple of its ring of {}; choose another "
+        "layer {}: blocks of {} tokens are not a multiple of its ring of {}; choose another "
         "--block-size",
         layer.name, alignment.block_size, spec.block_size);
   const auto slot = [](std::int64_t elements) { return elements / 2 + elements / 16; };

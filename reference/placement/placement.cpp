@@ -27,7 +27,8 @@ Result<void> check_order(const std::vector<KVCacheGroupSpec>& groups, CacheLayou
   if (pages.size() <= 1) return {};
   if (is_block_compact(order) && (groups.size() == 1 || is_block_outermost(order))) return {};
   return fail(
-      "order {} cannot hold pages of {} and {} bytes; choose an order with blocks outermost, BLHNC",
+      "layout {} cannot hold pages of {} and {} bytes; choose a layout with blocks outermost, "
+      "BLHNC",
       name_of(order), *pages.begin(), *pages.rbegin());
 }
 
@@ -60,7 +61,7 @@ Result<void> place_tensors(const std::vector<KVCacheGroupSpec>& groups, CacheLay
       if (has_layer_views(spec.kind)) {
         if (block_stride == 0 && layer_block_stride(spec) != page) {
           if (!is_block_compact(order))
-            return fail("order {} cannot pad pages; choose LBNHC", name_of(order));
+            return fail("layout {} cannot pad pages; choose LBNHC", name_of(order));
           block_stride = layer_block_stride(spec);
         }
         LS_ASSIGN_OR_RETURN(const OrderStrides strides,
@@ -68,7 +69,7 @@ Result<void> place_tensors(const std::vector<KVCacheGroupSpec>& groups, CacheLay
         tensor.layer_stride = strides.layer;
         tensor.block_stride = strides.block;
       } else if (!is_block_outermost(order)) {
-        return fail("a device pool of hot pages needs an order with blocks outermost, BLHNC");
+        return fail("a device pool of hot pages needs a layout with blocks outermost, BLHNC");
       }
       offset += count * (is_block_outermost(order) ? page : tensor.layer_stride);
       plan.tensors.push_back(std::move(tensor));
@@ -93,9 +94,8 @@ Result<HostPool> host_pool_of(const KVCacheGroupSpec& group, const PlacementOpti
 // Blocks that a request takes of a cache. An Error: windows whose positions DCP shards.
 Result<std::int64_t> blocks_of(const KVCacheSpec& spec, const PlanOptions& request) {
   if (is_sliding_window(spec.kind) && spec.dcp_sharded && request.dcp > 1)
-    return fail(
-        "windows of {} tokens cannot be shared out over dcp {}; serve this model with dcp 1",
-        spec.sliding_window, request.dcp);
+    return fail("windows of {} tokens cannot be sharded over dcp {}; serve this model with dcp 1",
+                spec.sliding_window, request.dcp);
   if (is_resident_pages(spec.kind))
     return cdiv(std::min(request.max_num_batched_tokens, request.max_model_len), spec.block_size);
   return max_blocks_per_request(spec, request);

@@ -64,7 +64,7 @@ Result<CachePage> mapped_page(const LayerPage& layer, const BackendGroup& part,
       page.block_stride % (rows * page.row_stride) != 0)
     return fail(
         "layer {}: {} needs kernel blocks of {} tokens, and packed blocks of {} tokens cannot be "
-        "split; use --block-size {} or an order with layers outermost",
+        "split; use --block-size {} or a layout with layers outermost",
         layer.name, part.backend->name, part.kernel_block_size, part.spec.block_size,
         part.kernel_block_size);
   const std::int64_t stride = rows * page.row_stride;
@@ -123,8 +123,8 @@ Result<CachePage> first_page(const PlacedTensor& tensor, CacheLayout order, std:
   if (ratio > 1) {
     if (block_stride != unpadded_page_bytes(spec))
       return fail(
-          "blocks of {} tokens do not lie as dense pages (block stride {}, page {} bytes), so they "
-          "cannot be split into kernel blocks of {} tokens; use --block-size {} or an order with "
+          "blocks of {} tokens are not dense pages (block stride {}, page {} bytes), so they "
+          "cannot be split into kernel blocks of {} tokens; use --block-size {} or a layout with "
           "layers outermost",
           spec.block_size, block_stride, unpadded_page_bytes(spec), kernel_block_size,
           kernel_block_size);
@@ -142,7 +142,7 @@ Result<CachePage> first_page(const PlacedTensor& tensor, CacheLayout order, std:
   if (ratio > 1 && end > tensor.size_bytes)
     return fail(
         "heads of kernel blocks of {} tokens keep the stride of whole blocks: byte {} of an "
-        "allocation of {}; use an order with layers outermost",
+        "allocation of {}; use a layout with layers outermost",
         kernel_block_size, end, tensor.size_bytes);
   const std::int64_t item = is_attention(spec.kind) ? itemsize_bytes(spec.dtype) : 1;
   for (const std::int64_t bytes : {page.content_bytes, page.offset, page.block_stride,

@@ -121,7 +121,7 @@ Result<BlockSizes> hybrid_sizes(const EngineConfig& config, const EngineProfile&
     if (is_prefix_cacheable(group.spec) &&
         num_tokens_in_block(config, group.spec) % sizes.hash_block_size != 0)
       return fail(
-          "groups: a block of {} tokens is no multiple of the hash block of {}; turn prefix "
+          "groups: a block of {} tokens is not a multiple of the hash block of {}; turn prefix "
           "caching off or make the block sizes equal",
           group.spec.block_size, sizes.hash_block_size);
   sizes.hits_parts_of_blocks = profile.hits_parts_of_blocks &&

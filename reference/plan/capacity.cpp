@@ -213,11 +213,9 @@ void add_formulas(const PlanOptions& options, Capacity& c) {
       {"growing_groups_tokens",
        fmt::format("num_blocks // growing groups * smallest block size (40384): {}",
                    c.growing_groups_tokens)},
-      {"all_groups_tokens",
-       fmt::format(
-           "num_blocks // all groups * smallest block size (older; state groups and windows "
-           "divide it wrongly): {}",
-           c.all_groups_tokens)},
+      {"all_groups_tokens", fmt::format("num_blocks // all groups * smallest block size (older; "
+                                        "wrong with state groups and windows): {}",
+                                        c.all_groups_tokens)},
       {"slot_address_space", fmt::format("num_blocks * block_size of the group with most slots: {}",
                                          c.slot_address_space)},
   };

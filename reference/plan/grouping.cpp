@@ -345,7 +345,7 @@ Result<std::vector<KVCacheGroupSpec>> deal_tuples(const LayerSpecs& windows,
   const std::size_t tuples = buckets.front().second.size();
   for (const auto& [page, bucket] : buckets)
     if (bucket.size() != tuples)
-      return fail("window layers of {} bytes a page are {}, others {}; a tuple takes one of each",
+      return fail("window layers of {} bytes per page are {}, others {}; a tuple takes one of each",
                   page, bucket.size(), tuples);
   const auto num_groups =
       static_cast<std::size_t>(cdiv(static_cast<std::int64_t>(tuples), tuples_per_group));

@@ -99,7 +99,7 @@ Result<void> check_page_groups(std::span<const KVCacheGroupSpec> groups) {
       return refuse(first_hot + i, fmt::format("the layers of group {}", 2 + i));
   for (std::size_t g = end; g < groups.size(); ++g)
     if (keeps_pages(groups[g].spec) || !groups[g].role.empty())
-      return refuse(g, "a cache that is none of HiSparse's");
+      return refuse(g, "a cache that is not one of HiSparse's");
   return {};
 }
 

@@ -167,7 +167,7 @@ Result<void> check_sizes(const LayerSpecs& layers) {
       return fail("{}: a block of {} tokens does not hold whole rows of {} tokens", layer.name,
                   layer.spec.block_size, text_of(layer.spec.tokens_per_state));
     if (bytes > kPageBytesMax || layer.spec.page_size_padded.value_or(0) > kPageBytesMax)
-      return fail("{}: a page of more than {} is not for this machine or any other", layer.name,
+      return fail("{}: a page of more than {} fits no machine", layer.name,
                   gib_text(kPageBytesMax));
     if (layer.spec.page_size_padded &&
         unpadded_page_size_bytes(layer.spec) > *layer.spec.page_size_padded)
@@ -303,11 +303,10 @@ void add_warnings(const LayerSpecs& layers, const Groups& groups, const PlanOpti
                     "block: a request that long never runs",
                     request_blocks, num_blocks - 1));
   if (options.max_num_seqs && state_blocks * *options.max_num_seqs > num_blocks - 1)
-    warnings.push_back(
-        fmt::format("max_num_seqs {} takes {} blocks for states alone; {} requests have room for "
-                    "theirs at once",
-                    *options.max_num_seqs, state_blocks * *options.max_num_seqs,
-                    (num_blocks - 1) / state_blocks));
+    warnings.push_back(fmt::format(
+        "max_num_seqs {} takes {} blocks only for states; {} requests have room for theirs at once",
+        *options.max_num_seqs, state_blocks * *options.max_num_seqs,
+        (num_blocks - 1) / state_blocks));
 }
 
 Result<void> check_context_parallel(const Groups& groups, const PlanOptions& options) {

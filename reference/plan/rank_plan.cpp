@@ -97,7 +97,7 @@ Result<LayerShare> share_of(const std::string& name, const KVCacheSpec& whole,
   const std::int64_t query_heads = whole.num_kv_heads * queries_per_kv;
   if (query_heads % rank.tp_size != 0)
     return fail(
-        "{}: {} query heads ({} a KV head) cannot be cut over tensor_parallel_size {}; give more "
+        "{}: {} query heads ({} per KV head) cannot be cut over tensor_parallel_size {}; give more "
         "queries per KV head, or a divisor of them",
         name, query_heads, queries_per_kv, rank.tp_size);
   const std::int64_t of_rank = query_heads / rank.tp_size;

@@ -121,7 +121,7 @@ constexpr std::array kRows = {
         "its blocks are found by the model's hashes; use --backend none"),
     // Ranks.
     row("layout-release", run, engine, {overlaid_layout},
-        "the memory of {engine} has no such order; use --layout NHD or HND, or --engine "
+        "the memory of {engine} has no such layout; use --layout NHD or HND, or --engine "
         "vllm-0.33.0",
         lacks_layouts),
     row("hisparse-engines", run, not_modelled, {hisparse, data_parallel},

@@ -73,7 +73,7 @@ namespace lockstep {
   X(failing_loads, "failing loads (load_failed_percent)")                            \
   X(other_engine, "another engine's decisions")                                      \
   X(model_inputs, "faults, block_order or mutants of the scheduler")                 \
-  X(pair, "prefill and decode apart")                                                \
+  X(pair, "disaggregated prefill")                                                   \
   X(backend, "a backend")                                                            \
   X(overlaid_layout, "a layout of overlaid memory (--layout)")                       \
   X(captured_graphs, "captured graphs")                                              \

@@ -34,7 +34,7 @@ std::string words_of(const Policy& policy) {
 // Errors: an unknown policy, or a word that is not one of its values.
 Result<void> set_policy(EngineProfile& profile, std::string_view name, std::string_view word) {
   const Policy* policy = find_policy(name);
-  if (policy == nullptr) return fail("there is no policy {}; `lockstep engines` lists them", name);
+  if (policy == nullptr) return fail("unknown policy {}; `lockstep engines` lists them", name);
   const auto value = std::ranges::find(policy->values, word, &PolicyValue::word);
   if (value == policy->values.end())
     return fail("{}={}: expected {}", name, word, words_of(*policy));

@@ -21,7 +21,7 @@ constexpr std::array kNotModelled22 = std::to_array<std::string_view>({
     "LoRA, images and prompt embeddings in block hashes",
     "structured output, streaming sessions, pipeline parallelism",
     "parallel drafting, DFlash; only some groups marked as EAGLE's",
-    "max_num_scheduled_tokens of the user's own",
+    "a user-defined max_num_scheduled_tokens",
 });
 
 constexpr std::array kNotModelled33 = std::to_array<std::string_view>({
@@ -35,8 +35,8 @@ constexpr std::array kNotModelled33 = std::to_array<std::string_view>({
     "enable_mamba_shared_prefix_checkpoint",
     "parallel drafting, DFlash, DSpark, drafts per batch size; disable_eagle_block_drop, "
     "disable_lookahead_block_hashes",
-    "watermark, max_num_active_seqs, prefill_schedule_interval, adaptive long-prefill threshold, "
-    "max_num_scheduled_tokens of the user's own",
+    "watermark, max_num_active_seqs, prefill_schedule_interval, adaptive long-prefill threshold, a "
+    "user-defined max_num_scheduled_tokens",
 });
 
 // Oldest first. 0.33.0's options (rings, bounded replay, checkpoints) have recordings of that
@@ -166,9 +166,9 @@ std::string_view name_of(PageFormat format) {
     case PageFormat::together:
       return "keys and values as one content";
     case PageFormat::six_orders:
-      return "one of six orders";
+      return "one of six layouts";
     case PageFormat::overlaid:
-      return "one of six orders, groups overlaid";
+      return "one of six layouts, groups overlaid";
   }
   return {};
 }

@@ -84,7 +84,7 @@ void Diagnosis::set_owner(Divergence& found, ModelPage page, std::int64_t byte) 
   found.byte = byte;
   const BlockContent& block = model_.block(owner.block);
   if (owner.layer < 0) {
-    found.part = owner.group < 0 ? "free" : "padding or unused room";
+    found.part = owner.group < 0 ? "free" : "padding or unused space";
     return;
   }
   const ModelLayer& layer = model_.layers()[owner.layer];
@@ -138,8 +138,8 @@ Result<Divergence> Diagnosis::page(Phase phase, ModelPage page) {
     found.tensor = page.tensor;
     found.block = page.index;
     found.message = fmt::format(
-        "page {} of tensor {}: its bytes are right when they are read, its fingerprint is not: the "
-        "device's fingerprint is wrong, or something changed the page in between",
+        "page {} of tensor {}: its bytes read back correct, but its fingerprint is wrong: the "
+        "device computed it wrong, or something changed the page in between",
         page.index, page.tensor);
     return found;
   }
@@ -170,7 +170,7 @@ Result<Divergence> Diagnosis::page(Phase phase, ModelPage page) {
       !found.request.empty() ? fmt::format(", {}'s token {}", found.request, found.token)
       : found.slot >= 0      ? ", which was never written"
                              : "",
-      found.owner.empty() ? "no known content is there" : "found: " + found.owner);
+      found.owner.empty() ? "unknown content" : "found: " + found.owner);
   return found;
 }
 
@@ -194,7 +194,7 @@ Divergence Diagnosis::table(std::size_t row, std::int32_t group,
   if (entry < expected.size()) found.block = index_of(expected[entry]);
   found.doing = what_runs(*program_, request, program_->rows[row]);
   found.message = fmt::format(
-      "block table of {} in group {}: entry {} should be {} and is {} ({} entries expected, {} "
+      "block table of {} in group {}: entry {} should be {} but is {} ({} entries expected, {} "
       "found)",
       request.name, group, entry, found.expected, found.found, expected.size(), found_row.size());
   return found;
@@ -222,7 +222,7 @@ Divergence Diagnosis::slot(std::int32_t group, std::size_t token, Slot expected,
   }
   if (expected >= 0) found.block = static_cast<std::int32_t>(expected / model_.block_size(group));
   found.byte = static_cast<std::int64_t>(token) * 8;
-  found.message = fmt::format("slot mapping of group {}, entry {} ({}): should be {} and is {}",
+  found.message = fmt::format("slot mapping of group {}, entry {} ({}): should be {} but is {}",
                               group, token, whose, expected, found_slot);
   return found;
 }
@@ -281,8 +281,8 @@ Result<Divergence> Diagnosis::digest(const AttentionProbe& probe, RequestId id,
   // No position can be named, so the divergence points at the first of the range.
   if (!still_wrong) {
     set_slot(found, request, probe.first);
-    found.message = fmt::format(
-        "attention digest of {} is wrong, and right when it is read a second time", range);
+    found.message =
+        fmt::format("attention digest of {} is wrong, but right on a second read", range);
     return found;
   }
   while (part.last - part.first > 1) {  // the first half that reads wrong
@@ -305,7 +305,7 @@ Result<Divergence> Diagnosis::digest(const AttentionProbe& probe, RequestId id,
   set_journal(found, at.page, at.byte);
   if (const SlotContent* slot =
           model_.slot_content(found.group, static_cast<BlockId>(found.block), offset, layer.lane))
-    found.owner = fmt::format("{}'s token {} of step {}, as the model knows",
+    found.owner = fmt::format("{}'s token {} of step {}, by the model",
                               model_.writer_name(slot->writer), slot->position, slot->step);
   found.message = fmt::format(
       "attention digest of {} is wrong; the first token that reads wrong is {}, in slot {} of "
@@ -330,7 +330,7 @@ Divergence Diagnosis::output(const AttentionQuery& query, RequestId id, std::siz
   set_doing(found);
   found.message = fmt::format(
       "attention of {}'s token {} over tokens [{}, {}) in layer {} ({}), query head {}, element "
-      "{}: should be {} and is {} (tolerance {:.3g})",
+      "{}: should be {} but is {} (tolerance {:.3g})",
       request.name, query.last - 1, query.first, query.last, query.layer, found.layer_name,
       found.head, static_cast<std::int64_t>(element) % layer.head_size, found.expected, found.found,
       tolerance);
@@ -393,7 +393,7 @@ std::vector<PageSpan> page_spans(const MemoryModel& model, ModelPage page) {
       while (byte + span.size_bytes < size &&
              model.owner_of(page, byte + span.size_bytes).layer < 0)
         ++span.size_bytes;
-      span.what = owner.group < 0 ? "free" : "padding or unused room";
+      span.what = owner.group < 0 ? "free" : "padding or unused space";
     }
     byte += span.size_bytes;
     spans.push_back(std::move(span));
@@ -423,8 +423,8 @@ std::string stored_there(const MemoryModel& model, const HostContent& host) {
                        host.state.num_tokens);
   const auto first = std::ranges::find_if(
       host.slots, [](const SlotContent& slot) { return slot.writer != kNobody; });
-  if (first == host.slots.end()) return what + ", without a row";
-  return fmt::format("{}, {}'s tokens from {} on", what, model.writer_name(first->writer),
+  if (first == host.slots.end()) return what + ", without a KV entry";
+  return fmt::format("{}, {}'s tokens from {}", what, model.writer_name(first->writer),
                      first->position);
 }
 
@@ -443,8 +443,8 @@ Result<Divergence> Diagnosis::host_block(HostBlockId host) {
   found.byte = first_wrong_byte(found);
   if (found.byte < 0) {
     found.message = fmt::format(
-        "host block {}: its bytes are right when they are read, its fingerprint is not: the "
-        "device's fingerprint is wrong, or something changed the block in between",
+        "host block {}: its bytes read back correct, but its fingerprint is wrong: the device "
+        "computed it wrong, or something changed the block in between",
         index_of(host));
     return found;
   }
@@ -457,7 +457,7 @@ Result<Divergence> Diagnosis::host_block(HostBlockId host) {
   found.message = fmt::format(
       "host block {} ({}) differs in {} of {} bytes, first at byte {}, {}", index_of(host),
       found.owner, found.wrong_bytes, found.found_page.size(), found.byte,
-      behind ? "behind what was stored"
+      behind ? "after the stored bytes"
              : fmt::format("of layer {} ({})", found.layer, found.layer_name));
   return found;
 }
@@ -488,7 +488,7 @@ Divergence Diagnosis::state(const StateUpdate& update, const ModelLayer& layer, 
   found.expected = fmt::format("{:.9g}", expected);
   found.found = fmt::format("{:.9g}", found_value);
   found.message = fmt::format(
-      "state {} of layer {} ({}) in block {}, {}'s after {} tokens: element {} should be {} and is "
+      "state {} of layer {} ({}) in block {}, {}'s after {} tokens: element {} should be {} but is "
       "{} (tolerance {:.3g})",
       state, layer.index, layer.name, found.block, found.request, found.token, element,
       found.expected, found.found, tolerance);
@@ -505,8 +505,8 @@ Divergence Diagnosis::state_output(const StateUpdate& update, const ModelLayer& 
   found.expected = fmt::format("{:.9g}", expected);
   found.found = fmt::format("{:.9g}", found_value);
   found.message = fmt::format(
-      "what state {} of layer {} ({}) gives out for {}'s token {}: element {} should be {} and is "
-      "{} (tolerance {:.3g})",
+      "output of state {} of layer {} ({}) for {}'s token {}: element {} should be {} but is {} "
+      "(tolerance {:.3g})",
       state, layer.index, layer.name, found.request, found.token, element, found.expected,
       found.found, tolerance);
   return found;

@@ -320,7 +320,7 @@ PlanProof prove_pages(const Placement& placed, const WorkerPages& pages) {
   for (const bool by_index : {true, false})
     for (const LostBytes& lost : lost_in_copies(pages, by_index))
       add(prover.proof().findings, "copy",
-          fmt::format("{} of {} bytes of a block stay behind in {} layers, first {}", lost.bytes,
+          fmt::format("{} of {} bytes of a block are not copied in {} layers, first {}", lost.bytes,
                       lost.of, lost.layers, lost.first));
   return std::move(prover.proof());
 }

@@ -74,11 +74,11 @@ std::string describe(const MemoryModel& model, const Match& match) {
   const std::int64_t heads = layer.num_kv_heads;
   const auto coord = static_cast<std::int64_t>(match.coord);
   std::string text =
-      fmt::format("{} of head {} of layer {} of {}'s token {}, which lies in slot {} of block {}",
+      fmt::format("{} of head {} of layer {} of {}'s token {} in slot {} of block {}",
                   part_name(layer, coord / heads), coord % heads, layer.index,
                   model.writer_name(match.place.slot->writer), match.place.slot->position,
                   match.place.slot_offset, match.place.block);
-  if (match.shift != 0) text += fmt::format(", from byte {} of the row on", 8 * match.shift);
+  if (match.shift != 0) text += fmt::format(", from byte {} of the row", 8 * match.shift);
   return text;
 }
 
@@ -86,7 +86,7 @@ std::string describe(const MemoryModel& model, const Match& match) {
 // page is key ^ i, so word ^ key must be a small index within the page.
 std::string poison_name(const MemoryModel& model, std::uint64_t word) {
   constexpr std::string_view kinds[] = {"never allocated", "allocated and not written since",
-                                        "padding", "allocated to be zeroed, and not zeroed"};
+                                        "padding", "allocated to be zeroed, but not zeroed"};
   for (int kind = 0; kind < std::ssize(kinds); ++kind)
     for (std::int32_t t = 0; t < model.num_tensors(); ++t)
       for (std::int32_t p = 0; p < model.num_blocks(); ++p) {
@@ -107,7 +107,7 @@ std::string state_name(const MemoryModel& model, std::uint64_t word) {
     const std::vector<std::uint64_t>& words = *block.state.words;
     const auto at = std::ranges::find(words, word);
     if (at == words.end()) continue;
-    return fmt::format("the state of {} after {} tokens, which lies in block {}",
+    return fmt::format("the state of {} after {} tokens in block {}",
                        model.writer_name(block.state.writer), block.state.num_tokens, b);
   }
   return {};

@@ -188,12 +188,11 @@ Result<ConformFile> conform_workload(const std::string& path, RecordingHeader he
     // A difference may have a reason outside the model. The message states it, so it is not
     // mistaken for a wrong policy.
     if (!header.beyond_format.empty())
-      file.mismatch->what +=
-          fmt::format(" (no profile follows what the engine was started with: {})",
-                      fmt::join(header.beyond_format, ", "));
+      file.mismatch->what += fmt::format(" (no profile models the engine's options: {})",
+                                         fmt::join(header.beyond_format, ", "));
     if (observer.has_keys())
       file.mismatch->what +=
-          " (limits of adapters and encoder budgets are not followed, and a request has an "
+          " (limits of adapters and encoder budgets are not modelled, and a request has an "
           "adapter, images or embeddings)";
   }
   return file;
@@ -206,7 +205,7 @@ Result<ConformFile> within_memory(const std::string& path, Conform conform) {
   try {
     return conform();
   } catch (const std::bad_alloc&) {
-    return fail("{}: takes more memory than there is", path);
+    return fail("{}: needs more memory than there is", path);
   }
 }
 

@@ -179,7 +179,7 @@ class Search {
     for (;;) {
       const Indices which = failing();
       if (which.empty()) return at;
-      tell(fmt::format("{} of {} recordings part", which.size(), recordings_.size()));
+      tell(fmt::format("{} of {} recordings differ", which.size(), recordings_.size()));
       const std::vector<PolicyFlip> flips = flips_of(*at);
       std::vector<const EngineProfile*> one, two;
       for (const PolicyFlip& flip : flips)
@@ -360,7 +360,7 @@ Result<Fit> fit_policies(const std::vector<std::string>& paths, const FitOptions
           "engine",
           path, engine.text(), paths.front(), first.text());
   }
-  if (recordings.empty()) return fail("there is no recording to fit");
+  if (recordings.empty()) return fail("no recording to fit");
   return Search(std::move(recordings), options).run();
 }
 

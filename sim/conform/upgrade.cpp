@@ -77,7 +77,7 @@ std::string text_of(const SchedulerOutput& decision, std::size_t i, std::string_
   const ScheduledRequest& row = decision.scheduled[i];
   std::string text = fmt::format("  {}: {} tokens from {}", name, row.num_tokens, row.computed);
   if (row.is_resumed)
-    text += ", back after a preemption";
+    text += ", resumed after a preemption";
   else if (row.is_new)
     text += ", new";
   if (row.num_spec > 0) text += fmt::format(", {} of them drafts", row.num_spec);
@@ -236,7 +236,7 @@ constexpr CostColumn kColumns[] = {{"steps", &EngineCosts::steps},
                                    {"prompt tokens hit", &EngineCosts::cached_tokens},
                                    {"preemptions", &EngineCosts::preemptions},
                                    {"hashes evicted", &EngineCosts::evictions},
-                                   {"blocks at most", &EngineCosts::peak_blocks},
+                                   {"peak blocks", &EngineCosts::peak_blocks},
                                    {"requests finished", &EngineCosts::finished_requests}};
 
 }  // namespace
@@ -335,7 +335,7 @@ std::string row_of(const UpgradeStage& stage, const UpgradeStage* before) {
 std::string reasons_of(const UpgradeStage& stage, const UpgradeStage& before) {
   std::string text = fmt::format("<h2>{}</h2>\n<p>{}</p>\n", escaped_for_markup(stage.engine),
                                  escaped_for_markup(change_text(before.costs, stage.costs)));
-  if (stage.because.empty()) return text + "<p class=\"dim\">No policy does it alone.</p>\n";
+  if (stage.because.empty()) return text + "<p class=\"dim\">No single policy explains it.</p>\n";
   text += "<ul>\n";
   for (const PolicyCost& cost : stage.because)
     text +=

@@ -178,11 +178,11 @@ Result<void> check_defects(const ConnectorConfig& connector, const KVCacheConfig
   const bool shows = connector.setup_defect == MultiConnectorDefect::hma_any &&
                      connector.has(ConnectorKind::one_group_peers) && plan.groups.size() > 1;
   if (shows) return {};
-  return fail("mutant: {} changes nothing here; it is planted in how an engine starts that has {}",
+  return fail("mutant: {} changes nothing here; it needs an engine with {}",
               name_of(connector.setup_defect),
               connector.setup_defect == MultiConnectorDefect::hma_any
                   ? "several KV cache groups (--model) and --connector one-group-peers+host"
-                  : "--connector host alone");
+                  : "only --connector host");
 }
 
 // Describes one connector for a person.
@@ -192,10 +192,10 @@ std::string part_text(ConnectorKind kind, const ConnectorConfig& connector) {
                        connector.num_host_blocks, connector.num_host_blocks == 1 ? "" : "s",
                        connector.delay_steps_max, connector.delay_steps_max == 1 ? "" : "s");
   if (kind == ConnectorKind::page_workers)
-    return fmt::format("workers of host pages, whose copies are done up to {} step{} late",
-                       connector.delay_steps_max, connector.delay_steps_max == 1 ? "" : "s");
-  return kind == ConnectorKind::peers ? "peers that know prefixes of some prompts"
-                                      : "peers that know prefixes and take one KV cache group";
+    return fmt::format("host page workers, copies up to {} step{} late", connector.delay_steps_max,
+                       connector.delay_steps_max == 1 ? "" : "s");
+  return kind == ConnectorKind::peers ? "peers that hold prefixes of some prompts"
+                                      : "peers that hold prefixes, for one KV cache group";
 }
 
 }  // namespace
@@ -280,7 +280,7 @@ RunTraits connector_traits(const ConnectorConfig& config) {
 
 Result<void> check_connector(const ConnectorConfig& connector, const KVCacheConfig& plan) {
   if (connector.parts.size() > kConnectorPartsMax)
-    return fail("connector: {} parts; expected {} at most", connector.parts.size(),
+    return fail("connector: {} parts; expected at most {}", connector.parts.size(),
                 kConnectorPartsMax);
   if (!connector.parts.empty() && has_host_pages(plan.groups))
     LS_RETURN_IF_ERROR(check_page_groups(plan.groups));

@@ -63,7 +63,7 @@ Result<MultiConnectorSetup> set_up_connectors(const MultiConnectorConfig& config
   // vLLM refuses as well if the user enables the hybrid manager and start-up would disable it.
   if (config.hybrid_groups == true && !supported)
     return fail(
-        "several KV cache groups were asked for, and not every connector supports them ({} does "
+        "several KV cache groups were requested, but not every connector supports them ({} does "
         "not); leave the choice to the engine",
         std::ranges::find(setup.connectors, false, &ConnectorClass::supports_hybrid_groups)->name);
   // The user's "no" always applies; without a choice, support decides.
@@ -110,7 +110,8 @@ void MultiConnector::update_state_after_alloc(RequestId request, std::span<const
                                               std::int32_t num_external_tokens) {
   const auto loads_from = loads_from_.find(request);
   if (num_external_tokens > 0) {
-    LS_CHECK(loads_from != loads_from_.end(), "request {} loads unasked", index_of(request));
+    LS_CHECK(loads_from != loads_from_.end(), "request {} loads without a query",
+             index_of(request));
     (loads_from->second.is_async ? loading_ : loads_in_step_).insert(request);
   }
   // The parts that load nothing receive 0 tokens. vLLM 0.22.1 passes them empty blocks, 0.33.0 the

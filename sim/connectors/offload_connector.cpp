@@ -29,7 +29,7 @@ bool HostBlockPool::is_ready(const HostKey& key) const {
 
 HostBlockId HostBlockPool::use(const HostKey& key) {
   const auto entry = entries_.find(key);
-  LS_CHECK(entry != entries_.end() && at(entry->second).ready, "a block that is not there is used");
+  LS_CHECK(entry != entries_.end() && at(entry->second).ready, "a missing block is used");
   Block& block = at(entry->second);
   // A pinned block has no entry in by_use_; unpin() renews its use.
   if (block.pins == 0) {

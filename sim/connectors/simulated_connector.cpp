@@ -50,7 +50,7 @@ void SimulatedConnector::update_state_after_alloc(RequestId request,
                                                   std::int32_t num_external_tokens) {
   if (num_external_tokens == 0) return;
   const auto asked = asked_.find(request);
-  LS_CHECK(asked != asked_.end(), "request {} loads unasked", index_of(request));
+  LS_CHECK(asked != asked_.end(), "request {} loads without a query", index_of(request));
   SeededRandom& random = known_.find(asked->second.name)->second.random;
   const std::int32_t first = asked->second.num_local_tokens / options_.block_size;
   const std::int32_t count = num_external_tokens / options_.block_size;
@@ -165,7 +165,7 @@ void PeerTransfers::update_state_after_alloc(RequestId request, std::span<const 
   connector_.update_state_after_alloc(request, blocks, num_external_tokens);
   if (num_external_tokens == 0) return;
   const auto asked = asked_.find(request);
-  LS_CHECK(asked != asked_.end(), "request {} loads unasked", index_of(request));
+  LS_CHECK(asked != asked_.end(), "request {} loads without a query", index_of(request));
   begun_.push_back(asked->second);
 }
 

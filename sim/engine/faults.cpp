@@ -48,7 +48,7 @@ Result<FaultKind> kind_of(std::string_view name) {
   std::string known;
   for (const KindInfo& each : kKinds)
     known += fmt::format("{}{}", known.empty() ? "" : ", ", each.name);
-  return fail("no fault is called {}; expected one of {}", name, known);
+  return fail("unknown fault {}; expected one of {}", name, known);
 }
 
 // Checks that every number is in its range. `what` names the fault in the error.
@@ -94,7 +94,7 @@ Result<std::optional<std::int64_t>> take_number(std::string_view& text, char mar
   const char* const end = text.data() + text.size();
   const auto [behind, error] = std::from_chars(text.data() + at + 1, end, value);
   if (error != std::errc() || behind != end)
-    return fail("{}: expected a number behind {}", text, mark);
+    return fail("{}: expected a number after {}", text, mark);
   text = text.substr(0, at);
   return value;
 }

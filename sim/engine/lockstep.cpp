@@ -348,7 +348,7 @@ Result<void> LockstepRun::add_request(WorkloadEvent& event) {
                            .num_prompt_tokens = prompt,
                            .num_output_tokens = 0,
                            .live = true}))
-    return fail("two live requests are called {}", name);
+    return fail("two live requests have the name {}", name);
   chain_.add(name);
   observer_.arrived({.id = *id, .name = name, .num_prompt_tokens = prompt, .step = summary_.steps});
   if (memory_ != nullptr) memory_->add_request(*id, spec);
@@ -489,7 +489,7 @@ Result<void> LockstepRun::check_transfers_end_once(const SchedulerOutput& decisi
     for (const RequestId id : connector_.report().*transfers)
       if (const auto step = outputs_.step_that_ends(transfers, id))
         return fail(
-            "step {}: worker: a transfer of request {} completes, and completed already in step {}",
+            "step {}: worker: a transfer of request {} completes, but already completed in step {}",
             decision.step, decisions_.name(id), *step);
   return {};
 }

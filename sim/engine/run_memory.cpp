@@ -230,14 +230,14 @@ void RankRun::say_what_was_not_checked(bool agreed, std::span<MemoryCheck* const
   // Digests and queries have separate budgets, so each has its own line.
   if (planner_.rows_left_out() > 0)
     not_checked.push_back(
-        fmt::format("attention digests read {} of {} rows that the steps could have read; the "
-                    "budget is {} a step",
+        fmt::format("attention digests read {} of {} KV entries that the steps could have read; "
+                    "the budget is {} per step",
                     planner_.rows_read(), planner_.rows_read() + planner_.rows_left_out(),
                     config_.budget.probe_rows));
   if (planner_.tokens_left_out() > 0)
     not_checked.push_back(
         fmt::format("attention outputs are those of {} of {} query tokens, each counted per layer; "
-                    "the budget is {} rows a step",
+                    "the budget is {} rows per step",
                     planner_.tokens_asked(), planner_.tokens_asked() + planner_.tokens_left_out(),
                     query_plan_of(config_, backend_).rows));
   for (const MemoryCheck* check : checks)
@@ -352,12 +352,12 @@ Result<std::unique_ptr<RunMemory>> RunMemory::create(const RunConfig& config,
   for (MemoryCheck* check : checks) check->begin(memory->config_, looked_at, summary);
   if (!config.drafter_not_followed.empty())
     summary.not_checked.push_back(
-        fmt::format("what the drafter writes for drafts, and reads of them ({}): its rows are "
-                    "written with the step's tokens",
+        fmt::format("what the draft model writes for drafts and reads of them ({}): its entries "
+                    "are written with the step's tokens",
                     config.drafter_not_followed));
   if (config.engine.dcp * config.engine.pcp != config.backend.context.num_ranks)
     summary.not_checked.push_back(
-        fmt::format("{} further ranks of prefill context parallelism, which hold the same cache",
+        fmt::format("{} more prefill context parallel ranks, which hold the same cache",
                     config.engine.dcp * config.engine.pcp - config.backend.context.num_ranks));
   return memory;
 }

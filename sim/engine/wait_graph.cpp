@@ -66,7 +66,7 @@ std::string cycle_text(const Standstill& standstill, const std::vector<WaitingRe
     if (cycle[i].blocks_held > 0)
       holders.push_back(fmt::format("{} ({})", cycle[i].name, holding_text(cycle[i])));
   return fmt::format(
-      "{}{} waits for {} more{}, and {} of {} are free; {} {} behind it in the queue: none of them "
+      "{}{} waits for {} more{}, and {} of {} are free; {} {} after it in the queue: none of them "
       "can continue",
       first.name, first.blocks_held > 0 ? fmt::format(" ({})", holding_text(first)) : std::string(),
       blocks_text(first.blocks_missing), standstill.place, standstill.free_blocks,
@@ -123,7 +123,7 @@ std::string why_stuck(const DecisionSource& decisions, const RunConfig& config, 
     if (needed > pool.total_blocks) return why + ": it can never fit";
     if (pool.free_blocks < needed) return why + ", and no running request will free any";
   }
-  return why + ": they would do, yet those before it in the queue do not fit";
+  return why + ": enough, but earlier requests in the queue do not fit";
 }
 
 std::optional<WaitCycle> first_cycle(const std::vector<Standstill>& standstills) {
@@ -313,7 +313,7 @@ void set_liveness_verdict(const RunConfig& config, const DecisionSource& decisio
   for (const RequestId id : decisions.running()) {
     if (++summary.stuck_total > kStuckNamed) continue;
     summary.stuck.push_back({.name = std::string(name(id)),
-                             .why = "it runs, but is preempted before it gets anywhere"});
+                             .why = "it runs, but is preempted before it makes progress"});
   }
 }
 

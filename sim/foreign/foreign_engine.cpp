@@ -160,7 +160,7 @@ void ForeignEngines::restart() {
 namespace {
 
 std::string lacks(const EngineHello& hello, std::string_view feature) {
-  return fmt::format("{}: the engine cannot be asked for {}", hello.engine.text(), feature);
+  return fmt::format("{}: the engine does not support {}", hello.engine.text(), feature);
 }
 
 // Returns the features that a request needs, in a fixed order.

@@ -92,9 +92,7 @@ std::vector<RequestId> ReportedDecisions::ids_of(std::string_view key,
       ids.push_back(*id);
     } else {
       reporter_->fail(
-          fmt::format("{}: `{}` is no request that was added, or its end has "
-                      "been reported",
-                      key, name));
+          fmt::format("{}: `{}` was never added, or its end has been reported", key, name));
     }
   }
   return ids;
@@ -196,8 +194,8 @@ void ReportedDecisions::take_finished() {
 bool ReportedDecisions::take_row(const RecordedScheduled& row) {
   const RequestId* id = find(row.id);
   if (id == nullptr) {
-    reporter_->fail(fmt::format(
-        "scheduled: `{}` is no request that was added, or its end has been reported", row.id));
+    reporter_->fail(
+        fmt::format("scheduled: `{}` was never added, or its end has been reported", row.id));
     return false;
   }
   ScheduledRequest& scheduled = output_.scheduled.emplace_back(

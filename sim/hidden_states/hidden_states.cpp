@@ -177,7 +177,7 @@ Divergence HiddenStateExtraction::difference(const RowExtraction& extraction, Re
                             request.name, request.num_known);
   found.message = fmt::format(
       "hidden state of {}'s token {} in layer {} ({}), slot {} of block {}: the extracted row "
-      "differs from byte {} on",
+      "differs from byte {}",
       request.name, token, layer.index, layer.name, found.slot, found.block, wrong);
   return found;
 }
@@ -398,7 +398,7 @@ Divergence WatchedFiles::difference(const std::string& name, const Expected& exp
       hex_bytes(std::span<const std::uint8_t>(expected.bytes).subspan(wrong), kFileBytesShown);
   found.found = hex_bytes(seen.subspan(wrong), kFileBytesShown);
   found.doing = fmt::format("a trainer looks for {}", name);
-  found.message = fmt::format("{} with the hidden states of {} can be seen with {} of {} bytes: {}",
+  found.message = fmt::format("{} with the hidden states of {} is visible with {} of {} bytes: {}",
                               name, expected.request, seen.size(), expected.bytes.size(),
                               tensors ? "a file of other rows" : tensors.error().message);
   return found;
@@ -457,8 +457,7 @@ Checked HiddenStateCheck::finish(bool agreed) {
   summary_->hidden_files_seen += files_.num_seen();
   if (ranks_.size() > 1 && summary_->rows_extracted > 0)
     summary_->not_checked.push_back(
-        "files of hidden states: every rank reads its own part out of the cache, and none is "
-        "whole");
+        "files of hidden states: every rank reads only its own part from the cache");
   return {};
 }
 

@@ -98,7 +98,7 @@ void Travellers::ended(const PairedEngine& engine, const std::string& name, Fini
   if (&engine == decode_) ledger_.not_needed(traveller.transfer);
   if (has_finished) return end(name, RequestEnd::finished);
   if (traveller.was_aborted) return end(name, RequestEnd::aborted);
-  try_again(name, fmt::format("its blocks did not come over the network, in {} attempts",
+  try_again(name, fmt::format("its blocks did not arrive over the network in {} attempts",
                               traveller.transfer.attempt));
 }
 

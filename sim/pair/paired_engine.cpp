@@ -31,11 +31,11 @@ Result<void> check_pages(const PairOptions& options) {
            num_ranks(options.decode.backend));
   if (!lay_out_alike(options.prefill.backend, options.decode.backend))
     return fail(
-        "disaggregated prefill: both engines must use one block layout; what is sent are the bytes "
-        "of a block, layer after layer");
+        "disaggregated prefill: both engines must use the same block layout, because blocks are "
+        "sent as bytes");
   for (const LockstepConfig* config : {&options.prefill, &options.decode})
     if (config->backend.num_host_blocks < options.staging_blocks)
-      return fail("prefill and decode apart: a host tier of {} blocks for a staging buffer of {}",
+      return fail("disaggregated prefill: a host tier of {} blocks for a staging buffer of {}",
                   config->backend.num_host_blocks, options.staging_blocks);
   return {};
 }
@@ -47,22 +47,19 @@ Result<void> check_pair(const PairOptions& options) {
   for (const LockstepConfig* config : {&options.prefill, &options.decode})
     LS_RETURN_IF_ERROR(supported(facts_of(config->engine, groups).with({RunTrait::pair})));
   if (groups != options.decode.backend.plan.groups)
-    return fail("prefill and decode apart: both engines must have the same groups and block sizes");
+    return fail("disaggregated prefill: both engines need the same groups and block sizes");
   // An offer ends at a block of the first group. Other groups may have other block sizes, or no
   // longer have the window before that end.
   if (options.offer_percent < 100 && !can_compute_lost_blocks(groups))
     return fail(
-        "prefill and decode apart: parts of prompts can be offered to one group that keeps all "
-        "blocks; leave the offers whole");
+        "disaggregated prefill: partial offers need one group that keeps all blocks; omit --offer");
   for (const LockstepConfig* config : {&options.prefill, &options.decode}) {
     if (num_ranks(config->backend) != config->backend.parallel.tp_size ||
         config->backend.context.num_ranks > 1 || config->data_parallel.dp_size > 1)
-      return fail(
-          "prefill and decode apart: of several ranks, blocks of tensor parallel ones alone are "
-          "transferred");
+      return fail("disaggregated prefill: only blocks of tensor parallel ranks are transferred");
   }
   if (options.staging_blocks < 1)
-    return fail("prefill and decode apart: a staging buffer holds a block at least");
+    return fail("disaggregated prefill: a staging buffer holds at least one block");
   return options.has_pages() ? check_pages(options) : Result<void>();
 }
 

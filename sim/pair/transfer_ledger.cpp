@@ -129,7 +129,7 @@ void TransferLedger::read(TransferId transfer, BlockPlace place,
   const auto sending = sendings_.find(transfer);
   if (sending == sendings_.end() || !sending->second.is_held)
     return found("transfer.read_free",
-                 fmt::format("block {} of group {} of {} is read, and it is not held for that",
+                 fmt::format("block {} of group {} of {} is read, but is not held for it",
                              place.index, place.group, name_of(transfer)));
   // A block may be held and still be wrong: overwritten by another request, or not yet written.
   if (!holds_contents_(place.group, contents(transfer, place), bytes))
@@ -143,7 +143,7 @@ void TransferLedger::given_back(TransferId transfer, std::int64_t now_ns) {
   const auto sending = sendings_.find(transfer);
   if (sending == sendings_.end() || !sending->second.is_held)
     return found("transfer.freed_twice",
-                 fmt::format("the blocks of {} are freed, and are not held", name_of(transfer)));
+                 fmt::format("the blocks of {} are freed, but are not held", name_of(transfer)));
   // Before the load is complete only the end of the lease may free the blocks: the decode engine
   // may be gone.
   if (!sending->second.is_done && now_ns < sending->second.since_ns + lease_ns_)
@@ -176,7 +176,7 @@ void TransferLedger::delivered(TransferId transfer, BlockPlace place, BlockId bl
   const auto load = loadings_.find(transfer);
   const auto sending = sendings_.find(transfer);
   if (load == loadings_.end() || sending == sendings_.end())
-    return found("transfer.delivered_late", where() + ", comes when no load of it is open");
+    return found("transfer.delivered_late", where() + ", arrives when no load of it is open");
   if (load->second.there.contains(place))
     return found("transfer.delivered_twice", where() + ", was delivered before");
   auto piece = load->second.missing.find(place);
@@ -199,7 +199,7 @@ void TransferLedger::load_over(TransferId transfer, std::span<const BlockId> inv
   for (const auto& [place, block] : load->second.missing) {
     if (request_has_left || std::ranges::find(invalid, block) != invalid.end()) continue;
     found("transfer.incomplete",
-          fmt::format("the load of {} counts as complete, and block {} of group {} never came",
+          fmt::format("the load of {} counts as complete, and block {} of group {} never arrived",
                       name_of(transfer), place.index, place.group));
   }
   loadings_.erase(load);

@@ -122,7 +122,7 @@ Checked RankUnion::finish(bool agreed) {
   summary_->union_rows_checked += rows_checked_;
   if (blocks_left_out_ > 0)
     summary_->not_checked.push_back(
-        fmt::format("{} blocks at the end of what all ranks hold together; {} are looked at",
+        fmt::format("{} blocks at the end of the cache of all ranks; {} are checked",
                     blocks_left_out_, kBlocksAtEnd));
   return checked;
 }
@@ -277,7 +277,7 @@ Checked RankUnion::check_even(BlockId block, std::size_t group, std::size_t laye
   found.head = static_cast<std::int32_t>(row->head);
   found.part = row->part == kPartK ? "K" : "V";
   found.token = whole_->tokens(block)[row->offset].position;
-  found.expected = fmt::format("on {} of the ranks, as its like", most);
+  found.expected = fmt::format("on {} of the ranks, as other rows", most);
   found.found = fmt::format("on {}", row->holders);
   found.doing = "reading one block out of the memory of all ranks";
   found.message = fmt::format(

@@ -269,7 +269,7 @@ RecordedWorker ConnectorLog::worker(const KVConnectorOutput& report) const {
     std::vector<std::string> list;
     for (const RequestId id : ids) {
       const auto name = names_.find(id);
-      LS_CHECK(name != names_.end(), "request {} was never asked about", index_of(id));
+      LS_CHECK(name != names_.end(), "request {} was never queried", index_of(id));
       list.push_back(name->second);
     }
     return list;

@@ -327,7 +327,7 @@ std::unique_ptr<GrowingRecording> make_growing_recording(
 namespace {
 
 std::string not_followed(std::string_view key, std::string_view what) {
-  return fmt::format("{}: {} and the model's scheduler does not follow that", key, what);
+  return fmt::format("{}: {} and the model's scheduler does not model that", key, what);
 }
 
 std::string unfollowed_event(const RecordedEvent& event, Decides decide) {
@@ -353,7 +353,7 @@ std::string unfollowed_input(const RecordingHeader& header) {
   const bool has_encoder = has_cross_attention(header.groups);
   if (inputs.is_encoder_decoder.value_or(false) != has_encoder)
     return not_followed("config.is_encoder_decoder",
-                        "an encoder and groups of cross_attention are not there together,");
+                        "an encoder and cross_attention groups do not occur together,");
   if (inputs.runner == "pooling")
     return not_followed("config.runner", "the model pools and samples nothing,");
   if (header.encoder_compute_budget && !has_encoder)

@@ -104,7 +104,7 @@ bool is_same_memory(std::span<const ReleaseMemory> releases) {
 std::string memory_table(const ModelSpec& model, const PlanOptions& options,
                          std::span<const ReleaseMemory> releases) {
   std::string out =
-      fmt::format("Memory of {}, {:.1f} GiB a worker, requests of up to {} tokens, tp {}\n",
+      fmt::format("Memory of {}, {:.1f} GiB per worker, requests of up to {} tokens, tp {}\n",
                   model.name, static_cast<double>(options.memory_bytes) / (1 << 30),
                   with_commas(options.max_model_len), options.tp);
   constexpr std::string_view kRow = "  {:<14}{:>7}{:>8}{:>8}{:>8}{:>10}{:>14}{:>14}{:>9}{:>10}\n";
@@ -128,7 +128,7 @@ std::string memory_table(const ModelSpec& model, const PlanOptions& options,
     before = &one;
   }
   if (has_other_planner)
-    out += "  * planned as releases before it did; it lays the rows of a page otherwise\n";
+    out += "  * planned as earlier releases do; it lays out the rows of a page differently\n";
   return out;
 }
 

@@ -154,7 +154,7 @@ Result<void> plan_tensors(const ModelSpec& model, const PlanOptions& options,
                           const std::string& layout, const LayerSpecs& extra, PlanReport& report) {
   const auto known = from_name<CacheLayout>(layout);
   if (!known || is_overlaid(*known))
-    return fail("--layout: '{}' is not NHD or HND; --engine vllm-0.33.0 has six orders", layout);
+    return fail("--layout: '{}' is not NHD or HND; --engine vllm-0.33.0 has six layouts", layout);
   TensorDetails details;
   details.options = options;
   details.layout = *known;
@@ -216,7 +216,7 @@ void append_details(const ModelPlacement& placed, std::size_t w, std::string& ou
   if (plan.tensors.size() > kShownMax)
     out += fmt::format("  and {} more tensors\n", plan.tensors.size() - kShownMax);
   for (const KernelBlockGroup& group : placed.pages[w].kernel_block_groups)
-    out += fmt::format("  {}: a table of its own, kernel block j of block b is {} b + j\n",
+    out += fmt::format("  {}: its own block table, kernel block j of block b is {} b + j\n",
                        group.first, group.kernel_block_stride);
 }
 
@@ -228,7 +228,7 @@ std::string order_text(const ModelPlacement& placed) {
   const ChosenOrder& order = *placed.stages.order;
   std::vector<std::string_view> names;
   for (const CacheLayout one : placed.stages.supported) names.push_back(name_of(one));
-  return fmt::format("order {}, chosen by {}; the backends take {}", name_of(order.order),
+  return fmt::format("layout {}, chosen by {}; the backends accept {}", name_of(order.order),
                      order.by == "default" ? "the engine" : order.by, fmt::join(names, " "));
 }
 

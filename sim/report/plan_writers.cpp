@@ -68,7 +68,7 @@ std::string kind_text(const BlockRun& run) {
     case PartKind::padding:
       return "padding, or of other groups";
     case PartKind::empty_place:
-      return "empty place of the pack";
+      return "empty position of the pack";
   }
   return "?";
 }

@@ -214,10 +214,9 @@ Timeline TimelineRecorder::take() {
                                           timeline_.num_steps, stride_));
   if (change_stride_ > 1)
     timeline_.notes.push_back(
-        fmt::format("the map of blocks looks at the pool every {} steps", change_stride_));
+        fmt::format("the block map samples the pool every {} steps", change_stride_));
   if (undrawn_lanes_ > 0)
-    timeline_.notes.push_back(
-        fmt::format("{} later requests have no lane of their own", undrawn_lanes_));
+    timeline_.notes.push_back(fmt::format("{} later requests have no lane", undrawn_lanes_));
   if (timeline_.num_blocks > limits_.blocks_max)
     timeline_.notes.push_back(fmt::format("the map shows the first {} of {} blocks",
                                           limits_.blocks_max, timeline_.num_blocks));

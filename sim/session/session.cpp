@@ -34,11 +34,11 @@ Result<void> check_engines(const LockstepConfig& config) {
   if (dp_size < 1 || dp_size > kEnginesMax)
     return fail("data_parallel_size {}: expected 1 to {}", dp_size, kEnginesMax);
   if (config.data_parallel.defect != DataParallelDefect::none && dp_size == 1)
-    return fail("mutant: {} is planted in data parallel ranks, and there is one engine",
+    return fail("mutant: {} is planted in data parallel ranks, but there is one engine",
                 name_of(config.data_parallel.defect));
   if (config.data_parallel.defect == DataParallelDefect::dp_graph_alone &&
       config.backend.max_cudagraph_capture_size == 0)
-    return fail("mutant: dp-graph-alone is of captured graphs, and none are captured");
+    return fail("mutant: dp-graph-alone needs captured graphs, and none are captured");
   return {};
 }
 
@@ -270,7 +270,7 @@ void place_cache(const RunSpec& run, BackendConfig& backend) {
 void follow_drafter(bool has_connector, bool is_foreign, LockstepConfig& config) {
   FollowedDrafter followed = followed_drafter(config.engine, config.backend, has_connector);
   if (is_foreign && followed.config.shape != DraftShape::none)
-    followed = {.config = {}, .why_not = "a backend of the user's own"};
+    followed = {.config = {}, .why_not = "the user's own backend"};
   config.backend.drafter = followed.config;
   config.drafter_not_followed = followed.why_not;
   if (followed.config.shape == DraftShape::none) config.backend.plan.draft_modules.clear();

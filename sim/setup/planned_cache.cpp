@@ -52,7 +52,7 @@ constexpr std::int64_t kAnyNumber = std::int64_t{1} << 30;
 std::int64_t one_and_a_half(std::int64_t blocks_per_request, std::vector<std::string>& chosen) {
   const std::int64_t num_blocks = 1 + blocks_per_request + (blocks_per_request + 1) / 2;
   chosen.push_back(
-      fmt::format("{} blocks, one and a half times the longest request", with_commas(num_blocks)));
+      fmt::format("{} blocks, 1.5 times the longest request", with_commas(num_blocks)));
   return num_blocks;
 }
 
@@ -211,8 +211,8 @@ Result<std::optional<KVCacheConfig>> plan_overlaid(RunSpec& run, const CacheWish
   if (!plan) return unless_asked(plan.error());
   if (run.tensor_parallel_size * run.pipeline_parallel_size > 1 && has_unlike_pages(*plan))
     return fail(
-        "--layout {}: pages of different sizes are adjacent in a block, and ranks are not cut out "
-        "of such a plan; choose LBNHC",
+        "--layout {}: pages of different sizes are adjacent in a block, which ranks cannot shard; "
+        "choose LBNHC",
         order);
   const bool has_pages = options.host_pool_bytes > 0;
   if (!has_pages) {
@@ -231,7 +231,7 @@ Result<std::optional<KVCacheConfig>> plan_overlaid(RunSpec& run, const CacheWish
   run.engine.mamba_block_size =
       is_aligned ? static_cast<std::int32_t>(placed.stages.alignment->mamba_block_size) : 0;
   const std::string_view by = placed.stages.order->by;
-  told.push_back(fmt::format("order {} of the cache, chosen by {}", name_of(layout),
+  told.push_back(fmt::format("cache layout {}, chosen by {}", name_of(layout),
                              by == "option"    ? "--layout"
                              : by == "default" ? "the engine"
                                                : by));
@@ -270,7 +270,7 @@ Result<KVCacheConfig> plan_model(RunSpec& run, const CacheWishes& wishes,
   for (const std::string& assumption : model.assumptions)
     chosen.push_back("assumed from the config.json: " + assumption);
   if (!model.kv_cache_dtype.empty())
-    chosen.push_back(fmt::format("rows of {}, as --dtype has it; the checkpoint asks for {}",
+    chosen.push_back(fmt::format("cache dtype {}, from --dtype; the checkpoint asks for {}",
                                  run.recipe.dtype, model.kv_cache_dtype));
   PlanOptions options;
   options.backend = run.attention_backend;
@@ -301,8 +301,8 @@ Result<KVCacheConfig> plan_model(RunSpec& run, const CacheWishes& wishes,
     options.device_buffer_rows = run.recipe.hisparse_device_buffer;
   if (options.host_pool_bytes > 0 && !overlays_memory(run))
     return fail(
-        "--hisparse-host-gib: {} with this backend has no HiSparse; it is of releases whose groups "
-        "overlay one allocation",
+        "--hisparse-host-gib: {} with this backend has no HiSparse; it needs a release whose "
+        "groups overlay one allocation",
         engine.engine);
   LS_ASSIGN_OR_RETURN(LayerSpecs layers, layer_specs(model, options));
   serve_kinds(layers, engine, chosen);
@@ -363,10 +363,10 @@ Result<bool> hybrid_groups_of(const GivenRun& given, const RunSpec& run) {
   }
   const bool has_host = run.connector.has(ConnectorKind::host);
   if (given.has("host_blocks") && !has_host)
-    return fail("--host-blocks is of a host tier: --connector host");
+    return fail("--host-blocks needs a host tier: --connector host");
   if (given.has("transfer_delay_steps") && !has_host &&
       !run.connector.has(ConnectorKind::page_workers))
-    return fail("--transfer-delay is of a host tier or of HiSparse's: --connector host, hisparse");
+    return fail("--transfer-delay needs a host tier or HiSparse: --connector host, hisparse");
   ConnectorConfig connector;
   static_cast<ConnectorSpec&>(connector) = run.connector;
   if (!run.mutants.empty())

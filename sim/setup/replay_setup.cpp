@@ -83,8 +83,8 @@ void take_trace(std::shared_ptr<const Trace> trace, PreparedReplay& prepared) {
 Result<void> check_engine(const EngineConfig& engine) {
   if (engine.max_num_batched_tokens < engine.max_num_seqs) {
     return fail(
-        "--max-num-batched-tokens {} is less than --max-num-seqs {}: a step could not give every "
-        "running request its one token",
+        "--max-num-batched-tokens {} is less than --max-num-seqs {}: a step could not schedule one "
+        "token per running request",
         engine.max_num_batched_tokens, engine.max_num_seqs);
   }
   if (!engine.enable_chunked_prefill && engine.max_num_batched_tokens < engine.max_model_len) {
@@ -181,19 +181,19 @@ Result<void> resolve_trace(const ReplayRequest& request, const ReplayInput& inpu
   const GivenRun& given = request.run;
   RunSpec& run = prepared.run;
   if (const std::string flag = given.first_said_by(kByModel); given.has("model") && !flag.empty())
-    return fail("--model {} says its layers itself; leave {} out", given.spec.recipe.model, flag);
+    return fail("--model {} defines its own layers; omit {}", given.spec.recipe.model, flag);
   for (const char* name : {"mamba_cache_mode", "prefill_checkpoints"}) {
     const RunField& field = run_field(name);
     if (given.has(name) && !given.has("model"))
-      return fail("{} is of states, which a --model may have",
+      return fail("{} needs a --model with states",
                   field.flag.empty() ? field.no_flag : field.flag);
   }
   if (given.has("layers_per_group") && !given.has("model"))
-    return fail("--layers-per-group is of a --model; equal layers are --layers");
+    return fail("--layers-per-group needs a --model; equal layers are --layers");
   if (given.has("layers_per_group") && given.has("hisparse_host_gib"))
-    return fail("--layers-per-group: HiSparse's groups need all of their layers; leave it out");
+    return fail("--layers-per-group: HiSparse's groups need all of their layers; omit it");
   if (given.has("hisparse_host_gib") && !given.has("model"))
-    return fail("--hisparse-host-gib is of a --model with sparse attention");
+    return fail("--hisparse-host-gib needs a --model with sparse attention");
   if (given.has("hisparse_device_buffer") && !given.has("hisparse_host_gib"))
     return fail("--hisparse-device-buffer needs --hisparse-host-gib");
   prepared.chosen = input.assumed;
@@ -232,8 +232,7 @@ Result<void> resolve_benchmark(const ReplayRequest& request, const ReplayInput& 
                                PreparedReplay& prepared) {
   const std::string flag = request.run.first_said_by(kByRecording);
   if (!flag.empty())
-    return fail("{}: the benchmark says its configuration itself; leave {} out", request.file,
-                flag);
+    return fail("{}: the benchmark has its own configuration; omit {}", request.file, flag);
   const BenchmarkFile& benchmark = *input.benchmark;
   prepared.totals = benchmark.totals;
   request.run.apply_to(prepared.run);
@@ -283,8 +282,7 @@ Result<void> resolve_recording(const ReplayRequest& request, const ReplayInput& 
                                PreparedReplay& prepared) {
   const std::string flag = request.run.first_said_by(kByRecording);
   if (!flag.empty())
-    return fail("{}: the recording says its configuration itself; leave {} out", request.file,
-                flag);
+    return fail("{}: the recording has its own configuration; omit {}", request.file, flag);
   const RecordingHeader& header = input.recording->header;
   if (auto sound = check_limits(header.options.config, header.groups, header.num_blocks); !sound)
     return fail("{}:1: {}", request.file, sound.error().message);
@@ -324,7 +322,7 @@ Result<void> resolve_saved_case(const ReplayRequest& request, const ReplayInput&
   std::string flag = request.run.first_said_by(kBySavedCase);
   if (flag.empty() && request.saves) flag = "--save";
   if (!flag.empty())
-    return fail("{}: a saved case says everything itself; leave {} out", request.file, flag);
+    return fail("{}: a saved case has its own configuration; omit {}", request.file, flag);
   SavedCase saved = *input.saved;
   LS_RETURN_IF_ERROR(check_profile(request.file, saved.engine.engine));
   if (request.other_engine) saved.decide = Decides::model;
@@ -379,7 +377,7 @@ Result<ReplayInput> read_input(const ReplayRequest& request) {
   LS_ASSIGN_OR_RETURN(input.format, detect_format(request.file));
   // Formats from mooncake on are those of other tools, which may split a trace into shards.
   if (!request.import.shards.empty() && input.format < FileFormat::mooncake)
-    return fail("{}: a {} is one file; several are shards of one trace of another tool",
+    return fail("{}: a {} is one file; several must be shards of one trace of another tool",
                 request.file, name_of(input.format));
   LS_RETURN_IF_ERROR(parse(request, input));
   return input;
@@ -413,9 +411,9 @@ Result<PreparedReplay> resolve_replay(ReplayRequest request, const ReplayInput& 
   if (prepared.run.backend == "none" && !config.backend.parallel.is_whole())
     return fail(
         "--tensor-parallel-size and --pipeline-parallel-size divide memory, and --backend none has "
-        "none: decisions do not depend on them");
+        "none; decisions do not depend on them");
   if (config.data_parallel.dp_size == 1 && config.data_parallel.enforce_eager)
-    return fail("--enforce-eager says how data parallel ranks pad; give --data-parallel-size too");
+    return fail("--enforce-eager sets how data parallel ranks pad; also give --data-parallel-size");
   RunTraits more;
   more.add_if(is_connected, RunTrait::connector);
   more.add_if(request.other_engine || prepared.parts.decisions, RunTrait::other_engine);

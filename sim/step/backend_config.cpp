@@ -101,8 +101,8 @@ Result<void> check_shares(const BackendConfig& config, const KVCacheGroupSpec& g
     if (const TokensPerState& tokens = group.layer_spec(i).tokens_per_state;
         !fills_rows(tokens, interleave))
       return fail(
-          "cp_kv_cache_interleave_size {}: a row of {} tokens is on one rank, and it must be a "
-          "multiple of them",
+          "cp_kv_cache_interleave_size {}: an entry of {} tokens is on one rank; use a multiple of "
+          "it",
           interleave, text_of(tokens));
   return {};
 }

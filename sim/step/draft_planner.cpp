@@ -33,7 +33,7 @@ std::string why_not_followed(const EngineConfig& engine, const BackendConfig& ba
                              DraftRunner runner, DraftShape shape) {
   const KVCacheConfig& plan = backend.plan;
   if (runner == DraftRunner::unknown)
-    return fmt::format("how {} runs a drafter was not read", engine.engine);
+    return fmt::format("the draft model of {} is not modelled", engine.engine);
   if (backend.context.num_ranks * backend.parallel.tp_size * backend.parallel.pp_size > 1)
     return "several ranks";
   if (replayed_tokens(plan) > 0) return "with windows that are recomputed after a hit";
@@ -310,19 +310,19 @@ Checked DraftPlanner::write_row(const StepProgram& program, const WorkerRequest&
       // In a request's first step there are no slots for drafts (scheduler.py,
       // effective_lookahead_tokens): the table's rest is the null block.
       if (drafter_.runner == DraftRunner::first) continue;
-      return finding(fmt::format("the drafter's row {} needs entry {} of a block table of {}",
+      return finding(fmt::format("the draft model's row {} needs entry {} of a block table of {}",
                                  position, entry, table.size()));
     }
     const BlockId block = table[entry];
     if (block == kNullBlock)
-      return finding(fmt::format("the drafter's row {} goes to the null block", position));
+      return finding(fmt::format("the draft model's row {} goes to the null block", position));
     const SlotContent* old = model_.slot_content(group, block, offset, 1 + module);
     if (old != nullptr && old->writer != request.writer &&
         (old->content | kDraftMarks) != (now | kDraftMarks) &&
         mark_of(now) != DraftMark::wrong_window && mark_of(old->content) <= DraftMark::of_drafts)
       return finding(
-          fmt::format("the drafter (module {}) overwrites slot {} with row {}; it holds {}, row {} "
-                      "of {} of step {}",
+          fmt::format("the draft model (module {}) overwrites slot {} with row {}; it holds {}, "
+                      "row {} of {} of step {}",
                       module, index_of(block) * model_.block_size(group) + offset, position,
                       words_of(mark_of(old->content)), old->position,
                       model_.writer_name(old->writer), old->step));
@@ -370,7 +370,7 @@ Checked DraftPlanner::check_read(const StepProgram& program, const WorkerRequest
   const Slot at = index_of(block) * model_.block_size(group) + offset;
   Divergence found = decision_finding(
       program.step, request.name, group,
-      fmt::format("the drafter (module {}) reads row {} in slot {} of block {}, which holds {}",
+      fmt::format("the draft model (module {}) reads row {} in slot {} of block {}, which holds {}",
                   module, position, at, index_of(block),
                   slot == nullptr
                       ? "nothing"

@@ -361,7 +361,7 @@ Checked ProgramBuilder::add_tokens(const SchedulerOutput& decision, std::size_t 
     return decision_finding(
         decision.step, request.name, -1,
         fmt::format(
-            "{} tokens are scheduled behind {} computed ones, but it has {} tokens and {} drafts",
+            "{} tokens are scheduled after {} computed ones, but it has {} tokens and {} drafts",
             scheduled.num_tokens, scheduled.computed, request.num_known, scheduled.num_spec));
   if (scheduled.is_new || scheduled.is_resumed) {
     request.first_own = scheduled.computed;

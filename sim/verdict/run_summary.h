@@ -142,14 +142,14 @@ inline constexpr RunCounter kRunCounters[] = {
     {"frees_delayed", &RunCounts::frees_delayed},
     {"table_entries_checked", &RunCounts::table_entries_checked, "block table entries"},
     {"slots_checked", &RunCounts::slots_checked, "slots"},
-    {"rows_read", &RunCounts::rows_read, "cache rows read back by attention"},
+    {"rows_read", &RunCounts::rows_read, "KV entries read back by attention"},
     {"outputs_checked", &RunCounts::outputs_checked, "attention outputs"},
     {"state_numbers_checked", &RunCounts::state_numbers_checked},
     {"state_outputs_checked", &RunCounts::state_outputs_checked},
     {"rows_extracted", &RunCounts::rows_extracted},
     {"hidden_files_seen", &RunCounts::hidden_files_seen},
     {"union_rows_checked", &RunCounts::union_rows_checked,
-     "rows of the whole model found among the ranks"},
+     "entries of the whole model found among the ranks"},
     {"idle_rank_steps", &RunCounts::idle_rank_steps},
     {"eager_rank_steps", &RunCounts::eager_rank_steps},
     {"collectives_checked", &RunCounts::collectives_checked},
@@ -159,9 +159,9 @@ inline constexpr RunCounter kRunCounters[] = {
     {"draft_rows_at_end", &RunCounts::draft_rows_at_end},
     {"draft_rows_again", &RunCounts::draft_rows_again},
     {"draft_rows_hit", &RunCounts::draft_rows_hit},
-    {"draft_rows_read", &RunCounts::draft_rows_read, "rows that a drafter read"},
+    {"draft_rows_read", &RunCounts::draft_rows_read, "entries that the draft model read"},
     {"stale_draft_rows", &RunCounts::stale_draft_rows,
-     "of them stale, or never written, as the release leaves them"},
+     "of them stale or never written, as in the release"},
 };
 // Fails if a member has no row.
 static_assert(sizeof(RunCounts) == std::size(kRunCounters) * sizeof(std::int64_t));

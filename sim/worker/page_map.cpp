@@ -64,7 +64,7 @@ Result<PageMap> PageMap::create(const KVCacheConfig& plan, const MemoryPlan& lay
                                 std::span<const WorkerLayer> layers, std::string_view order,
                                 std::int64_t memory_bytes) {
   if (!order.empty() && std::ranges::find(kOrders, order) == kOrders.end())
-    return fail(fmt::format("the worker orders its pages as {}; known are {} and 0.22.1's", order,
+    return fail(fmt::format("the worker's page layout is {}; expected {} or 0.22.1's", order,
                             fmt::join(kOrders, ", ")));
   PageMap map;
   map.num_blocks_ = plan.num_blocks;
@@ -99,10 +99,10 @@ Result<void> PageMap::add_layer(const LayerMemory& model, const WorkerLayer& lay
                     "with --attention-backend triton_attn",
                     layer.name));
   if (layer.page_stride != tensor.stride || model.page_bytes() != tensor.page_bytes)
-    return fail(fmt::format("{}: from page to page are {} bytes in the worker, {} in the model",
+    return fail(fmt::format("{}: the page stride is {} bytes in the worker, {} in the model",
                             layer.name, layer.page_stride, tensor.stride));
   if (std::ssize(layer.parts) != model.num_kv())
-    return fail(fmt::format("{}: the worker writes {} rows a token, the model {}", layer.name,
+    return fail(fmt::format("{}: the worker writes {} rows per token, the model {}", layer.name,
                             layer.parts.size(), model.num_kv()));
   if (tensor.offset >= 0 && tensor.offset != layer.page_offset)
     return find(layer,
@@ -120,7 +120,7 @@ Result<void> PageMap::add_layer(const LayerMemory& model, const WorkerLayer& lay
   tensor.from_k_to_v = half * num_blocks_;
   if (layer.page_offset < 0 ||
       layer.page_offset + (num_blocks_ - 1) * tensor.stride + tensor.page_bytes > memory_bytes)
-    return find(layer, "its pages leave the worker's memory"), Result<void>();
+    return find(layer, "its pages exceed the worker's memory"), Result<void>();
   Order& made = tensor.order[model.group];
   made.used.resize(tensor.page_bytes);
   if (model.num_kv() == 0 || !layer.states.empty()) return add_states(model, layer, tensor, made);
@@ -146,9 +146,9 @@ void PageMap::add_rows(const LayerMemory& model, const WorkerLayer& layer, std::
                             num_blocks_ * view.kernel_blocks, rows_per_block / view.kernel_blocks,
                             rows.heads, row_bytes));
   if (view.block_stride * view.kernel_blocks != layer.page_stride - half)
-    return find(layer, fmt::format("part {}: from block to block are {} bytes; {} of them in a "
-                                   "page of {}",
-                                   part, view.block_stride, view.kernel_blocks, layer.page_stride));
+    return find(layer,
+                fmt::format("part {}: the block stride is {} bytes; {} of them in a page of {}",
+                            part, view.block_stride, view.kernel_blocks, layer.page_stride));
   for (std::int64_t slot = 0; slot < rows_per_block; ++slot)
     for (std::int64_t head = 0; head < rows.heads; ++head) {
       const std::int64_t found = row_offset(layer, BlockId{0}, part, slot, head) -
@@ -157,11 +157,11 @@ void PageMap::add_rows(const LayerMemory& model, const WorkerLayer& layer, std::
           half > 0 ? part * half + (slot * rows.heads + head) * row_bytes
                    : expected_offset(model, order, view.tokens, part, slot, head);
       if (found != wanted)
-        return find(layer, fmt::format("part {}, slot {}, head {} lies at byte {} of a page; "
-                                       "expected {}",
-                                       part, slot, head, found, wanted));
+        return find(layer,
+                    fmt::format("part {}, slot {}, head {} is at byte {} of a page; expected {}",
+                                part, slot, head, found, wanted));
       if (found < 0 || found + row_bytes > tensor.page_bytes)
-        return find(layer, fmt::format("part {}, slot {}, head {} leaves its page, byte {} of {}",
+        return find(layer, fmt::format("part {}, slot {}, head {} exceeds its page, byte {} of {}",
                                        part, slot, head, found, tensor.page_bytes));
       const std::int64_t own = in_page(model, part, slot, head);
       LS_CHECK(own >= 0 && own + row_bytes <= tensor.page_bytes, "byte {} of {}", own,
@@ -186,13 +186,12 @@ Result<void> PageMap::add_states(const LayerMemory& model, const WorkerLayer& la
       find(layer, fmt::format("state {} is {} blocks of {} bytes; expected {} of {}", s,
                               found.blocks, found.bytes, num_blocks_, bytes));
     else if (found.block_stride != layer.page_stride)
-      find(layer, fmt::format("state {}: from block to block are {} bytes; its page has {}", s,
+      find(layer, fmt::format("state {}: the block stride is {} bytes; its page has {}", s,
                               found.block_stride, layer.page_stride));
     else if (in_page != wanted)
-      find(layer,
-           fmt::format("state {} lies at byte {} of a page; expected {}", s, in_page, wanted));
+      find(layer, fmt::format("state {} is at byte {} of a page; expected {}", s, in_page, wanted));
     else if (in_page + bytes > tensor.page_bytes)
-      find(layer, fmt::format("state {} leaves its page, byte {} of {}", s, in_page + bytes,
+      find(layer, fmt::format("state {} exceeds its page, byte {} of {}", s, in_page + bytes,
                               tensor.page_bytes));
     else {
       made.segments.push_back({.in_page = in_page, .in_memory = in_page, .size = bytes});

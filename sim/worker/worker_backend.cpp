@@ -353,7 +353,7 @@ Result<void> WorkerBackend::execute(const StepProgram& program, StepReadback& re
     return {};
   }
   if (!program.loads.empty() || !program.stores.empty())
-    return fail("transfers are not driven on an engine's worker");
+    return fail("an engine's worker does not run transfers");
   // A program without a decision only reads back the step that has run.
   if (!std::exchange(is_decided_, false)) {
     read_probes(program, readback);
@@ -474,7 +474,7 @@ void WorkerBackend::take_facts(const StepProgram& program, const WorkerFacts& fa
       first += static_cast<std::size_t>(facts.num_tokens[at]);
     if (at == facts.rows.size()) {
       report(readback, "batch",
-             fmt::format("batch: {} is scheduled and has no row", step_.rows[row].name));
+             fmt::format("batch: {} is scheduled but has no row", step_.rows[row].name));
       return;
     }
     if (facts.num_tokens[at] != program.rows[row].num_tokens) {
@@ -579,7 +579,7 @@ std::vector<std::string> WorkerBackend::not_checked() const {
   std::vector<std::string> sentences{
       "attention, compiled kernels, captured graphs and races of streams of the worker: its Triton "
       "kernels run one by one in Triton's interpreter, which computes bfloat16 wrongly and is "
-      "trusted with copies of it alone"};
+      "trusted only to copy it"};
   if (has_states())
     sentences.push_back(
         "recurrences of the worker's states, and rows of inputs that convolutions keep of drafts: "
@@ -616,19 +616,19 @@ Result<std::unique_ptr<Backend>> make_worker_backend(std::shared_ptr<ForeignEngi
   // The worker's kernels run in its own process, one by one: these options have no meaning there.
   if (config.check != CheckMode::fast || config.num_streams > 1 || config.delay_streams ||
       config.max_cudagraph_capture_size > 0 || config.numbers != Numbers::words)
-    return refuse("--check, --streams, --graphs and --numbers are of the kernels of this project");
+    return refuse("--check, --streams, --graphs and --numbers need Lockstep's own kernels");
   if (!config.mutant.empty())
     return refuse(fmt::format("mutant {} is not its own; plant a defect in the worker with --plant",
                               config.mutant));
-  if (config.num_host_blocks > 0) return refuse("a host tier is not driven");
+  if (config.num_host_blocks > 0) return refuse("a host tier is not supported");
   for (const KVCacheGroupSpec& group : config.plan.groups)
     if (!is_prefix_cacheable(group.spec) || !has_row_per_token(group) ||
         reads_beside_tokens(group.spec))
       return refuse(
           "rings, compressed rows, windows that are computed again, cross attention, sinks and "
-          "reference windows are not driven");
+          "reference windows are not supported");
   if (config.parallel.tp_size > 1 || config.parallel.pp_size > 1 || config.context.num_ranks > 1)
-    return refuse("ranks are not driven");
+    return refuse("ranks are not supported");
   return std::make_unique<WorkerBackend>(std::move(engines), config, std::move(facts));
 }
 

@@ -87,7 +87,7 @@ TEST(Again, OfASavedCaseAndItsExplanation) {
       run_lockstep({"replay", folder + "/a trace.jsonl", "--backend", "simt", "--mutant",
                     "drop-slot", "--save", folder + "/my cases", "--shrink"});
   ASSERT_EQ(first.status, 1) << first.err;
-  const Outcome replayed = pasted(after(first.out, "\nSee it again: "));
+  const Outcome replayed = pasted(after(first.out, "\nReproduce: "));
   EXPECT_EQ(replayed.status, 1) << replayed.err;
   EXPECT_NE(replayed.out.find("The case is reproduced."), std::string::npos) << replayed.out;
   EXPECT_EQ(what_failed(replayed.out), what_failed(first.out));
@@ -130,9 +130,9 @@ TEST(Again, OfAnAuditOfManyNamesTheOneFile) {
   const Outcome second = pasted(again);
   EXPECT_EQ(second.status, 1) << again << second.err;
   EXPECT_EQ(second.out, first.out);
-  // "`lockstep explain ...` tells ..."
+  // "`lockstep explain ...` shows ..."
   const std::string explain = after(first.out, "\n`lockstep explain ");
-  EXPECT_EQ(pasted("lockstep explain " + explain.substr(0, explain.find("` tells"))).status, 1)
+  EXPECT_EQ(pasted("lockstep explain " + explain.substr(0, explain.find("` shows"))).status, 1)
       << first.out;
 }
 

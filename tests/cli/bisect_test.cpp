@@ -75,7 +75,7 @@ TEST(Bisect, OverReleasesNamesTheReleaseThePolicyAndBothVerdicts) {
       run_lockstep({"bisect", kRegressions + "states_in_flight_never_end.case.jsonl",
                     "vllm-0.24.0..vllm-0.33.0", "--backend", "none", "--json", json_path});
   EXPECT_EQ(outcome.status, 1) << outcome.err;
-  expect_said(outcome, "First with another verdict: vllm-0.26.0\n  vllm-0.25.1: agreed\n");
+  expect_said(outcome, "First with a different verdict: vllm-0.26.0\n  vllm-0.25.1: agreed\n");
   expect_said(outcome, "retire_basis = processed alone: liveness step 1024");
   const Json json = Json::parse(read_text(json_path));
   EXPECT_EQ(json.at("first").at("name"), "vllm-0.26.0");
@@ -93,10 +93,10 @@ TEST(Bisect, OverReleasesNamesThePoliciesThatOnlyTogetherChangeTheVerdict) {
       run_lockstep({"bisect", kRegressions + "load_waits_for_room_for_drafts.case.jsonl",
                     "vllm-0.22.1..vllm-0.33.0", "--backend", "none"});
   EXPECT_EQ(outcome.status, 1) << outcome.err;
-  expect_said(outcome, "No policy does it alone");
-  expect_said(outcome, "loads_leave_room = no again: agreed");
+  expect_said(outcome, "No single policy explains it");
+  expect_said(outcome, "loads_leave_room = no restored: agreed");
   expect_said(outcome, "Skipped: vllm-0.28.0");
-  expect_said(outcome, "A skipped one between vllm-0.22.1 and vllm-0.33.0 may be the first.");
+  expect_said(outcome, "The first may be a skipped one between vllm-0.22.1 and vllm-0.33.0.");
 }
 
 TEST(Bisect, OfACaseThatFailsAtOneEndFollowsTheFailureAndNotItsSymptom) {
@@ -105,7 +105,7 @@ TEST(Bisect, OfACaseThatFailsAtOneEndFollowsTheFailureAndNotItsSymptom) {
                     "vllm-0.22.1..vllm-0.33.0", "--backend", "none"});
   EXPECT_EQ(outcome.status, 1) << outcome.err;
   // In 0.24.0 another check fails; 0.26.0 is the first that agrees.
-  expect_said(outcome, "First with another verdict: vllm-0.26.0\n  vllm-0.25.1: invariant.");
+  expect_said(outcome, "First with a different verdict: vllm-0.26.0\n  vllm-0.25.1: invariant.");
   expect_said(outcome, "vllm-0.26.0: agreed\n  searches_states_within_hit = yes alone: agreed");
 }
 
@@ -122,7 +122,7 @@ TEST(Bisect, OfARecordingTheModelDecides) {
       run_lockstep({"bisect", kRegressions + "vllm_0_22_1_reset_drops_later_output.jsonl",
                     "vllm-0.22.1..vllm-0.33.0", "--backend", "none"});
   EXPECT_EQ(outcome.status, 1) << outcome.err;
-  expect_said(outcome, "First with another verdict: vllm-0.27.1\n  vllm-0.26.0: audit.sampled");
+  expect_said(outcome, "First with a different verdict: vllm-0.27.1\n  vllm-0.26.0: audit.sampled");
   expect_said(outcome, "in_flight_accounting = tokens alone: agreed");
 }
 
@@ -157,7 +157,7 @@ TEST(Bisect, OverAHistoryRefusesEndsThatCannotBeJudgedAndNamesTheReason) {
   } refused[] = {
       {{kInFolder, "c4..c8", "--repo", repository}, "nothing_of_that_name"},
       {{kInFolder, "c8..c1", "--repo", repository}, "c8 is not an ancestor of c1"},
-      {{kInFolder, "c1..nowhere", "--repo", repository}, "nowhere names no commit"},
+      {{kInFolder, "c1..nowhere", "--repo", repository}, "nowhere is not a commit"},
       {{kInFolder, "c1..c1", "--repo", repository}, "the same commit"},
       {{kInFolder, "c1", "--repo", repository}, "expected GOOD..BAD"},
       {{kInFolder, "c1..c8"}, "--repo"},

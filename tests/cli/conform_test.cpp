@@ -147,7 +147,7 @@ TEST(Audit, SaysWhatWasHitAndFailsWhereThatIsTooLittle) {
   EXPECT_GT(hits.at("in_pool"), hits.at("hit"));
   const Outcome too_little = run_lockstep({"audit", family, "--min-hit-share", "100"});
   EXPECT_EQ(too_little.status, 1);
-  EXPECT_NE(too_little.out.find("--min-hit-share 100 asks for more"), std::string::npos);
+  EXPECT_NE(too_little.out.find("--min-hit-share requires 100 %"), std::string::npos);
 }
 
 TEST(Conform, OfARecordingWithOneChangedNumberNamesStepFieldAndBothValues) {

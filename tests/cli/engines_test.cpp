@@ -16,7 +16,7 @@ TEST(Engines, ListsWhatEachReleaseChangedAndWhatIsNotModelled) {
   const Outcome outcome = run_lockstep({"engines", "--json", path});
   EXPECT_EQ(outcome.status, 0);
   for (const char* text : {"The default is vllm-0.33.0", "\nvllm-0.22.1", "eagle_hits: ",
-                           " -> lookahead_hash", "Not modelled of vllm-0.20.2 to", "watermark"})
+                           " -> lookahead_hash", "Not modelled in vllm-0.20.2 to", "watermark"})
     EXPECT_NE(outcome.out.find(text), std::string::npos) << text;
   const Json json = Json::parse(read_text(path));
   EXPECT_EQ(json.at("releases").size(), 14u);
@@ -53,7 +53,7 @@ TEST(Fit, SavesAnEngineFileThatReplayAndConformTake) {
       {"fit", folder, "--leave-out", "vllm-0.22.1", "--save", engine, "--json", json_path});
   ASSERT_EQ(fitted.status, 0) << fitted.out << fitted.err;
   EXPECT_NE(fitted.out.find("Nearest release: "), std::string::npos) << fitted.out;
-  EXPECT_LT(fitted.out.find(" agree, in every field of "), fitted.out.find("Nearest release: "))
+  EXPECT_LT(fitted.out.find(" agree in every field of "), fitted.out.find("Nearest release: "))
       << fitted.out;
   EXPECT_NE(fitted.out.find("Not determined"), std::string::npos) << fitted.out;
   const Json json = Json::parse(read_text(json_path));
@@ -97,7 +97,8 @@ TEST(Conform, JudgesAnEngineWithoutAProfileByTheNearestRelease) {
   write_text(fork, text);
   const Outcome outcome = run_lockstep({"conform", fork});
   EXPECT_EQ(outcome.status, 0) << outcome.err;
-  EXPECT_TRUE(outcome.out.starts_with("vllm-0.33.1.dev4+g12ab is judged as vllm-0.33.0.\n"))
+  EXPECT_TRUE(
+      outcome.out.starts_with("vllm-0.33.1.dev4+g12ab is compared with the profile vllm-0.33.0.\n"))
       << outcome.out;
   EXPECT_EQ(run_lockstep({"audit", fork}).status, 0);
   EXPECT_EQ(run_lockstep({"replay", fork, "--backend", "none"}).status, 0);
@@ -132,7 +133,7 @@ TEST(DiffEngines, SaysWhereDecisionsPartAndWhatItCosts) {
   const std::string path = temporary_path("diff.json");
   const Outcome outcome = run_lockstep({"diff-engines", kSample, "--json", path});
   EXPECT_EQ(outcome.status, 1) << outcome.err;
-  for (const char* text : {"Where they part first:", "of vllm-0.22.1:", "of vllm-0.33.0:"})
+  for (const char* text : {"First difference in each field:", "of vllm-0.22.1:", "of vllm-0.33.0:"})
     EXPECT_NE(outcome.out.find(text), std::string::npos) << text;
   const Json json = Json::parse(read_text(path));
   // The order of freed blocks differs first; the running requests differ only after an eviction.

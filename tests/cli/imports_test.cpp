@@ -66,9 +66,9 @@ TEST(Imports, AnUnknownKeyThatCarriesALengthATimeOrIdsIsRefused) {
     const Outcome outcome =
         replayed({file_of("unknown.jsonl", dynamo_row("q1", 0, "\"" + name + "\": 1"))});
     EXPECT_EQ(outcome.status, 2) << name;
-    EXPECT_TRUE(says(outcome, "field `request." + name +
-                                  "`: found a key that this format does not have; expected a "
-                                  "known key, or one that starts with x_"))
+    EXPECT_TRUE(says(
+        outcome, "field `request." + name +
+                     "`: found an unknown key; expected a known key, or one that starts with x_"))
         << outcome.err;
   }
 }
@@ -148,10 +148,10 @@ TEST(Imports, FilesOfTwoKindsAreNoShards) {
   const Outcome outcome = replayed(
       {file_of("a.jsonl", dynamo_row("q1", 0)), file_of("b.jsonl", mooncake_row(0, 20, "0"))});
   EXPECT_EQ(outcome.status, 2);
-  EXPECT_TRUE(says(outcome, "several files are shards of one trace")) << outcome.err;
+  EXPECT_TRUE(says(outcome, "several files must be shards of one trace")) << outcome.err;
   const Outcome own = replayed({kSample, kSample});
   EXPECT_EQ(own.status, 2);
-  EXPECT_TRUE(says(own, "several are shards of one trace of another tool")) << own.err;
+  EXPECT_TRUE(says(own, "several must be shards of one trace of another tool")) << own.err;
 }
 
 TEST(Imports, AGzipFileIsReadAsItsContentAndATornOneIsRefused) {

@@ -49,7 +49,7 @@ TEST(Mutants, ASearchThatIsTooShortSaysSoAndFails) {
 TEST(Mutants, AnUnknownNameIsRefused) {
   const Outcome outcome = run_lockstep({"mutants", "table-with"});
   EXPECT_EQ(outcome.status, 2);
-  EXPECT_NE(outcome.err.find("there is no mutant table-with"), std::string::npos) << outcome.err;
+  EXPECT_NE(outcome.err.find("unknown mutant table-with"), std::string::npos) << outcome.err;
 }
 
 }  // namespace

@@ -137,7 +137,7 @@ TEST(Outputs, APathThatCannotBeWrittenIsRefusedBeforeTheWork) {
   fs::create_directory(folder);
   for (const auto& words : writers()) {
     for (const auto& [path, why] :
-         {std::pair{folder + "/nowhere/file", "there is no folder " + folder + "/nowhere"},
+         {std::pair{folder + "/nowhere/file", "no folder " + folder + "/nowhere"},
           std::pair{folder, std::string("is a folder; give the name of a file")}}) {
       const Outcome outcome = written_to(words, path);
       EXPECT_EQ(outcome.status, 2) << words_of(words);

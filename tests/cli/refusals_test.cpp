@@ -113,7 +113,7 @@ INSTANTIATE_TEST_SUITE_P(
                 "--backend none"},
         Refusal{"PairOfSeveralContextRanks",
                 {"pair", kSample, "--decode-context-parallel-size", "2"},
-                "tensor parallel ones alone"},
+                "only blocks of tensor parallel ranks"},
         Refusal{"PairWithFaults", {"pair", kSample, "--faults", "3"}, "--faults"},
         Refusal{"PairWithoutAStagingBuffer",
                 {"pair", kSample, "--staging-blocks", "0"},

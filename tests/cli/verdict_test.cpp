@@ -72,7 +72,7 @@ TEST(Verdicts, WithTheModelDecidingAReplayNamesTheStepWhereTheRecordingParts) {
                                     "--json", json, "--junit", junit});
   EXPECT_EQ(run.status, 1) << run.out << run.err;
   EXPECT_TRUE(has(run.out,
-                  "Verdict: the model's decisions agree on the backend; the recording parts from "
+                  "Verdict: the model's decisions agree on the backend; the recording differs from "
                   "the model in step 1; audit: 1 finding.\n"
                   "  in step 1: scheduled[0].blocks: recorded null, model [[5]]\n"
                   "  audit.draft_slots step 1 request r0"))
@@ -95,14 +95,14 @@ TEST(Verdicts, WithTheModelDecidingANarrativeMarksWhereItLeavesTheRecording) {
   const std::string json = temporary_path("explained.json");
   const Outcome run = run_lockstep({"explain", kParts, "--decide", "model", "--json", json});
   EXPECT_EQ(run.status, 1) << run.out << run.err;
-  EXPECT_TRUE(has(run.out, "The recording and the model part here (scheduled[0].blocks"))
+  EXPECT_TRUE(has(run.out, "The recording and the model differ here (scheduled[0].blocks"))
       << run.out;
   EXPECT_TRUE(has(run.out, "audit.draft_slots step 1 request r0")) << run.out;
   EXPECT_FALSE(has(run.out, "it is agreed")) << run.out;
   EXPECT_EQ(nlohmann::json::parse(read_text(json))["recording"]["parts"]["step"], 1);
   const Outcome shrunk = run_lockstep({"shrink", kParts, "--decide", "model"});
   EXPECT_EQ(shrunk.status, 1);
-  EXPECT_TRUE(has(shrunk.out, "the recording parts from the model in step 1; audit: 1 finding"))
+  EXPECT_TRUE(has(shrunk.out, "the recording differs from the model in step 1; audit: 1 finding"))
       << shrunk.out;
 }
 
@@ -228,10 +228,11 @@ TEST(Verdicts, PlansAndReplaysHaveOneDefaultEngineAndNameIt) {
   const std::string engine = EngineConfig{}.engine;
   EXPECT_TRUE(has(run_lockstep({"replay", kSample, "--backend", "none"}).out, "engine  " + engine));
   EXPECT_TRUE(has(run_lockstep({"layout", "--model", "llama-3.1-8b"}).out, "8b: " + engine + ","));
-  EXPECT_TRUE(has(run_lockstep({"capacity", "llama-3.1-8b"}).out, "Planned as " + engine));
+  EXPECT_TRUE(
+      has(run_lockstep({"capacity", "llama-3.1-8b"}).out, "Planned by the rules of " + engine));
   const Outcome packed = run_lockstep({"layout", "--model", "qwen3.5-4b", "--attn-pack", "2"});
   EXPECT_EQ(packed.status, 2);
-  EXPECT_TRUE(has(packed.err, "one before vllm-0.33.0 has it")) << packed.err;
+  EXPECT_TRUE(has(packed.err, "releases before vllm-0.33.0 do")) << packed.err;
   const auto json = nlohmann::json::parse(
       run_lockstep({"capacity", "qwen3.5-4b", "--attn-pack", "1,2", "--json", "-"}).out);
   EXPECT_EQ(json.at("engine"), engine);

@@ -120,7 +120,7 @@ class TorchTest(Example):
         for mode in ((), ("--engine", "vllm-0.22.1", "--mamba-cache-mode", "all")):
             said = self.replay(STATES, *few, *mode)
             self.assertNotRegex(said, "(conv|ssm|delta)[^:]*: ")
-            self.assertRegex(said, r"\d{3} +numbers of states; [1-9]")
+            self.assertRegex(said, r"\d{3} +state numbers; [1-9]")
         self.find("wrong_kernels.py:KeepsTheChunkAlone", "page_written", *few)
         self.find("wrong_kernels.py:StartsFromZeros", "page_written", *few)
 

@@ -116,7 +116,7 @@ class ReportsTest(support.InFolder):
         for option in ("--json", "--junit", "--summary"):
             done = support.run(support.LOCKSTEP, "audit", SOUND, option, "nowhere/file", expect=2,
                                cwd=self.folder)  # fmt: skip
-            self.assertIn("nowhere/file: there is no folder ", done.stdout)
+            self.assertIn("nowhere/file: no folder ", done.stdout)
 
 
 if __name__ == "__main__":

@@ -152,7 +152,7 @@ TEST(Fuzz, RunsOfConsecutiveSeedsMergeIntoTheWhole) {
   EXPECT_EQ(fuzz_report_to_json(*merged), fuzz_report_to_json(whole));
   parts.erase(parts.begin() + 1);
   EXPECT_EQ(merge_fuzz_reports(parts).error().message,
-            "the seeds between those of two reports are missing, before 121");
+            "seeds between two reports are missing, before 121");
 }
 
 TEST(Fuzz, ReportsThatDoNotBelongTogetherAreRefused) {
@@ -168,8 +168,8 @@ TEST(Fuzz, ReportsThatDoNotBelongTogetherAreRefused) {
   EXPECT_EQ(error({first, second}), "");
   EXPECT_EQ(error({}), "no reports to merge");
   EXPECT_EQ(error({first}), "shard 1/2 from seed 1 is missing");
-  EXPECT_EQ(error({first, first}), "shard 0/2 from seed 1 is there twice");
-  EXPECT_EQ(error({first, second, second}), "shard 1/2 from seed 1 is there twice");
+  EXPECT_EQ(error({first, first}), "shard 0/2 from seed 1 occurs twice");
+  EXPECT_EQ(error({first, second, second}), "shard 1/2 from seed 1 occurs twice");
   second.runs = 9;
   EXPECT_NE(error({first, second}).find("different runs"), std::string::npos);
   second = first;

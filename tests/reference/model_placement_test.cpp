@@ -79,7 +79,8 @@ TEST(ModelPlacement, BlocksThatAWorkerWouldHaveToSplitInPackedMemoryAreToldAsIts
   EXPECT_EQ(split->pages.front().kernel_block_sizes.back(), 16);  // 32 does not divide 272
   const auto packed = place(hybrid(), options, "BLNHC");
   ASSERT_FALSE(packed);
-  EXPECT_TRUE(packed.error().message.starts_with("the engine core takes this plan and the worker"))
+  EXPECT_TRUE(
+      packed.error().message.starts_with("the engine core accepts this plan, but the worker"))
       << packed.error().message;
 }
 

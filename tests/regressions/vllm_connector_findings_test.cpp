@@ -153,15 +153,14 @@ TEST(VllmConnectorFindings, ALoadedRequestStandsBehindOneThatDoesNotFit) {
   connector.answers["large"] = {{.num_tokens = std::nullopt}, {}};
   connector.answers["loaded"] = {{.num_tokens = 8, .is_async = true}};
   connector.received[1] = {"loaded"};
-  expect_deadlock(
-      connector,
-      {{ScriptedWorkload::add("large", seeded_prompt(1, 16), 1),
-        ScriptedWorkload::add("loaded", seeded_prompt(2, 8), 1)},
-       {},
-       {}},
-      "vllm_0_22_1_loaded_behind_large.jsonl",
-      "large waits for 4 blocks more, and 3 of 5 are free; loaded (2 blocks, held since "
-      "step 0) waits behind it in the queue: none of them can continue");
+  expect_deadlock(connector,
+                  {{ScriptedWorkload::add("large", seeded_prompt(1, 16), 1),
+                    ScriptedWorkload::add("loaded", seeded_prompt(2, 8), 1)},
+                   {},
+                   {}},
+                  "vllm_0_22_1_loaded_behind_large.jsonl",
+                  "large waits for 4 blocks more, and 3 of 5 are free; loaded (2 blocks, held "
+                  "since step 0) waits after it in the queue: none of them can continue");
 }
 
 // What vLLM 0.33.0 itself decided: with every block free it begins no load, in step after step.
@@ -193,10 +192,10 @@ TEST(VllmConnectorFindings, LoadsFillTheHostPoolAndNobodyGoesOn) {
   ASSERT_TRUE(conformed) << conformed.error().message;
   EXPECT_FALSE(conformed->mismatch) << conformed->mismatch->what;
   EXPECT_TRUE(conformed->is_stuck);
-  EXPECT_EQ(conformed->wait_cycle,
-            "r0 (1 block, held since step 0) waits for 2 blocks more on the host, and 1 of 4 are "
-            "free; r1 (2 blocks, held since step 0) waits behind it in the queue: none of them can "
-            "continue");
+  EXPECT_EQ(
+      conformed->wait_cycle,
+      "r0 (1 block, held since step 0) waits for 2 blocks more on the host, and 1 of 4 are free; "
+      "r1 (2 blocks, held since step 0) waits after it in the queue: none of them can continue");
   const auto recording = read_recording(path);
   ASSERT_TRUE(recording) << recording.error().message;
   for (const RecordedStep& step : recording->steps) {
@@ -238,9 +237,8 @@ TEST(VllmConnectorFindings, TwoRequestsHaveLoadedPartsAndEachNeedsWhatTheOtherHo
        {},
        {}},
       "vllm_0_22_1_two_half_loaded.jsonl",
-      "first (1 block, held since step 0) waits for 3 blocks more, and 2 of 5 are free; "
-      "second (2 blocks, held since step 0) waits behind it in the queue: none of them "
-      "can continue");
+      "first (1 block, held since step 0) waits for 3 blocks more, and 2 of 5 are free; second (2 "
+      "blocks, held since step 0) waits after it in the queue: none of them can continue");
 }
 
 // Six blocks are free: two of a hit in full attention, then two of the window's, then two others.

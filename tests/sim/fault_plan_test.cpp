@@ -45,7 +45,7 @@ TEST(FaultPlan, TheTightestOfTheFaultsOfAStepLimitsThePool) {
 }
 
 TEST(FaultPlan, WhatNobodyKnowsIsRefusedWithWhatIsExpected) {
-  EXPECT_NE(refusal_of("explode@3").find("no fault is called explode"), std::string::npos);
+  EXPECT_NE(refusal_of("explode@3").find("unknown fault explode"), std::string::npos);
   EXPECT_NE(refusal_of("abort_decode").find("KIND@STEP"), std::string::npos);
   EXPECT_NE(refusal_of("").find("KIND@STEP"), std::string::npos);
   EXPECT_NE(refusal_of("abort_decode@").find("expected a number"), std::string::npos);

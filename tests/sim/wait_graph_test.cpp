@@ -31,10 +31,9 @@ TEST(WaitGraph, OneThatDoesNotFitAndAHolderBehindItAreACircle) {
   const auto cycle = find_wait_cycle(of_ten_blocks(4, {wants("a", 6), wants("b", 1, 6)}));
   ASSERT_TRUE(cycle);
   EXPECT_EQ(cycle->requests, (std::vector<std::string>{"a", "b"}));
-  EXPECT_EQ(
-      cycle->text,
-      "a waits for 6 blocks more, and 4 of 10 are free; b (6 blocks, held since step 3) waits "
-      "behind it in the queue: none of them can continue");
+  EXPECT_EQ(cycle->text,
+            "a waits for 6 blocks more, and 4 of 10 are free; b (6 blocks, held since step 3) "
+            "waits after it in the queue: none of them can continue");
 }
 
 TEST(WaitGraph, ThoseThatHoldNothingAreNotInTheCircle) {

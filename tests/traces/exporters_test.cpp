@@ -162,7 +162,7 @@ TEST(Export, WhatAFormatHasNoWordForIsRefusedOrCounted) {
   ASSERT_TRUE(lossy);
   ASSERT_EQ(lossy->left_out.size(), 1u);
   EXPECT_EQ(lossy->left_out[0].count, 1);
-  EXPECT_EQ(text_of({}, ExportAs::mooncake), "F: there are no requests to export");
+  EXPECT_EQ(text_of({}, ExportAs::mooncake), "F: no requests to export");
 }
 
 TEST(Export, AllThatAFormatCannotHoldIsNamedAtOnce) {

@@ -155,10 +155,9 @@ TEST(Weka, ADocumentOverManyLinesAndTimesFromTheConversationsStartAreRead) {
 TEST(Weka, WhatDoesNotFitIsRefusedByLine) {
   const std::string text = sample_text("cc_traces.jsonl");
   const std::string first = text.substr(0, text.find('\n') + 1);
-  EXPECT_EQ(
-      refused(changed(text, "trace_2", "trace_1")),
-      "FILE:2: field `id`: found \"trace_1\"; expected a conversation that is not in the file "
-      "yet: editions with and without sub-agents have the same ids, and do not mix");
+  EXPECT_EQ(refused(changed(text, "trace_2", "trace_1")),
+            "FILE:2: field `id`: found \"trace_1\"; expected a new conversation: editions with and "
+            "without sub-agents share ids and cannot be mixed");
   EXPECT_EQ(refused(first + changed(text.substr(first.size()), "\"local\"", "\"global\"")),
             "FILE:2: field `hash_id_scope`: found \"global\"; expected the scope of the first "
             "conversation");
@@ -173,16 +172,15 @@ TEST(Weka, WhatDoesNotFitIsRefusedByLine) {
             "FILE:1: field `requests[0].type`: found \"x\"; expected \"n\", \"s\", or outside of a "
             "sub-agent \"subagent\"");
   EXPECT_EQ(refused(changed(text, "\"output_types\"", "\"output_tipes\"")),
-            "FILE:1: field `requests[0].output_tipes`: found a key that this format does not have; "
-            "expected \"output_types\", or one that starts with x_");
+            "FILE:1: field `requests[0].output_tipes`: found an unknown key; expected "
+            "\"output_types\", or one that starts with x_");
   std::string mixed = first;
   for (const char* what : {"trace_1"}) mixed = changed(mixed, what, "trace_3");
   mixed = changed(mixed, "\"requests\":[{\"t\":0.0,\"type\":\"n\",\"model\":\"m\",\"in\":130",
                   "\"requests\":[{\"t\":3.0,\"type\":\"n\",\"model\":\"m\",\"in\":130");
   EXPECT_EQ(refused(first + changed(mixed, "\"t\":2.0,", "\"t\":5.0,")),
             "FILE:2: field `requests[1].requests`: found times that count from the start of the "
-            "conversation; those of a sub-agent above count from the other: two editions do not "
-            "mix");
+            "conversation; those of an earlier sub-agent do not: two editions cannot be mixed");
 }
 
 TEST(Bailian, ChatsKeepTheirTimesAndALastBlockThatIsNotFullIsNotShared) {
@@ -203,7 +201,7 @@ TEST(Bailian, CirclesAndTurnsOutOfOrderAreRefused) {
   EXPECT_EQ(refused(changed(text, "\"parent_chat_id\":-1", "\"parent_chat_id\":55")),
             "FILE:1: request chat55 waits for itself: none of them can start");
   EXPECT_EQ(refused(changed(text, "\"parent_chat_id\":-1", "\"parent_chat_id\":60")),
-            "FILE:1: request chat55 comes before chat60, which it follows");
+            "FILE:1: request chat55 is before chat60, which it follows");
   EXPECT_EQ(refused(changed(text, "\"turn\":2", "\"turn\":1")),
             "FILE:3: field `turn`: found 1; expected more than 1, the turn of its parent_chat_id");
   EXPECT_EQ(refused(changed(text, "\"chat_id\":60", "\"chat_id\":55")),
@@ -257,7 +255,7 @@ TEST(LlmServingSim, WorkloadsSessionsAndRecordedRunsAreRead) {
   EXPECT_EQ(refused(changed(sample_text("llmservingsim_agentic.jsonl"), "\"s0\"", "7")),
             "FILE:1: field `session_id`: found 7; expected a string");
   EXPECT_EQ(refused(changed(sample_text("llmservingsim_recorded.jsonl"), "bench-1", "bench-0")),
-            "FILE:2: request bench-0 has a name that is there already");
+            "FILE:2: request bench-0 has the name of an earlier request");
 }
 
 TEST(Dynamo, RowsWithoutContextArriveAsRecorded) {
@@ -362,8 +360,8 @@ TEST(TimedTrace, IdsOfSixteenTokensAndSecondsAreRecognised) {
 TEST(MooncakeRows, TextAndRowsWithoutIdsAreToldApart) {
   EXPECT_EQ(
       refused("{\"timestamp\":0,\"text_input\":\"hi\",\"hash_ids\":[1],\"output_length\":4}\n"),
-      "FILE:1: field `text_input`: found text; expected input_length and hash_ids: how many "
-      "tokens a text has only its model's tokenizer knows");
+      "FILE:1: field `text_input`: found text; expected input_length and hash_ids: only the "
+      "model's tokenizer can count the tokens of a text");
   // AIPerf's own template has such rows, the last with too few ids.
   EXPECT_EQ(
       refused("{\"timestamp\":0,\"input_length\":512,\"output_length\":128}\n"

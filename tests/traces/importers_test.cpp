@@ -102,20 +102,18 @@ TEST(Mooncake, RowsThatAreNotWholeAreRefused) {
       refused("\"timestamp\": 0", "\"timestamp\": -1"),
       "FILE:1: field `timestamp`: found -1; expected a time not before that of the row above, and "
       "not below 0");
-  EXPECT_EQ(
-      refused("\"timestamp\": 0", "\"timestamp\": \"0\""),
-      "FILE:1: field `timestamp`: found \"0\"; expected a number with at most 6 digits behind the "
-      "point, no exponent, and at most 9223372036854775807 when multiplied by 10^6");
+  EXPECT_EQ(refused("\"timestamp\": 0", "\"timestamp\": \"0\""),
+            "FILE:1: field `timestamp`: found \"0\"; expected a number with at most 6 digits after "
+            "the point, no exponent, and at most 9223372036854775807 when multiplied by 10^6");
   EXPECT_EQ(refused("\"input_length\": 1030", "\"input_length\": 0"),
             "FILE:1: field `input_length`: found 0; expected an integer from 1 to 2147483647");
   EXPECT_EQ(refused("\"output_length\": 5, ", ""),
             "FILE:1: found no key \"output_length\"; expected it");
   EXPECT_EQ(refused("\"output_length\": 5", "\"output_length\": 5, \"output_tokens\": 5"),
             "FILE:1: found both \"output_length\" and \"output_tokens\"; expected one");
-  EXPECT_EQ(
-      refused("\"output_length\": 5", "\"output_length\": 5, \"colour_tokens\": \"s\""),
-      "FILE:1: field `colour_tokens`: found a key that this format does not have; expected a known "
-      "key, or one that starts with x_");
+  EXPECT_EQ(refused("\"output_length\": 5", "\"output_length\": 5, \"colour_tokens\": \"s\""),
+            "FILE:1: field `colour_tokens`: found an unknown key; expected a known key, or one "
+            "that starts with x_");
   EXPECT_NE(
       import_refusal(kMooncake.substr(0, kMooncake.size() - 10)).find("the file is cut off here"),
       std::string::npos);

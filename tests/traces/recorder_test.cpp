@@ -84,9 +84,9 @@ TEST(Recorder, EndsWhereItIsToldWhatTheHeaderOrThePromptHasNoPlaceFor) {
   held.held_drafts = {{"b", {5}}};
   stale.stale_outputs = {{.id = "b"}};
   EXPECT_EQ(error_of({}, {}, held),
-            "step 0: held_drafts of an engine that does not tell them (tells_held_drafts)");
+            "step 0: held_drafts of an engine that does not report them (tells_held_drafts)");
   EXPECT_EQ(error_of({}, {}, stale),
-            "step 0: stale_outputs of an engine that does not tell them (tells_stale_outputs)");
+            "step 0: stale_outputs of an engine that does not report them (tells_stale_outputs)");
   for (const auto& items : {std::vector<recorder::PromptItem>{{"cat", 2, 2}},
                             std::vector<recorder::PromptItem>{{"cat", 1, 1}, {"dog", 1, 1}}})
     EXPECT_EQ(error_of({}, {.mm = items}, {}),

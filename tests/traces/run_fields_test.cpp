@@ -71,8 +71,7 @@ TEST(RunFields, ASettingThatIsNoneIsRefused) {
     return read ? "" : read.error().message;
   };
   EXPECT_EQ(message(R"({"streams":2})"),
-            "FILE:1: field `settings.streams`: found a setting that no run here has; expected a "
-            "known setting");
+            "FILE:1: field `settings.streams`: found an unknown setting; expected a known setting");
   EXPECT_EQ(message(R"({"connector":7})"),
             "FILE:1: field `settings.connector`: found 7; expected up to 4 digits: 1 (peers), 2 "
             "(host) or 3 (one-group-peers)");

@@ -47,7 +47,7 @@ TEST(Safetensors, AFileThatEndsEarlyIsRefusedWhereverItEnds) {
     EXPECT_FALSE(read_safetensors(std::span(file).first(size))) << size << " bytes";
   auto longer = file;
   longer.push_back(0);
-  EXPECT_EQ(read_safetensors(longer).error().message, "1 bytes behind the last tensor");
+  EXPECT_EQ(read_safetensors(longer).error().message, "1 bytes after the last tensor");
 }
 
 TEST(Safetensors, HeadersThatDoNotFitTheirBytesAreRefusedWithTheTensorSName) {

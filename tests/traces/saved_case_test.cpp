@@ -222,8 +222,7 @@ TEST(OutputFile, AFileIsThereWholeOrNotAtAll) {
 
 TEST(OutputFile, AFolderThatIsNotThereIsAnError) {
   const std::string path = temporary_path("missing") + "/file";
-  EXPECT_EQ(refusal(write_output(path, "x"), path),
-            "FILE: there is no folder " + temporary_path("missing"));
+  EXPECT_EQ(refusal(write_output(path, "x"), path), "FILE: no folder " + temporary_path("missing"));
 }
 
 }  // namespace

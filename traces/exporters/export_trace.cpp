@@ -239,7 +239,7 @@ class Exporter {
 
   Result<ExportedTrace> run(const Trace& trace) {
     take_requests(trace);
-    if (arrivals_.empty()) return fail("{}: there are no requests to export", file_);
+    if (arrivals_.empty()) return fail("{}: no requests to export", file_);
     std::vector<const TraceRequest*> requests;
     for (const Arrival& arrival : arrivals_) requests.push_back(arrival.request);
     choose_block(shared_prefixes(requests));

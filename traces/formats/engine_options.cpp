@@ -25,7 +25,7 @@ const RunField* find_option(std::string_view name) {
 // REQUIRES: the name came out of read_engine_options() or all_engine_options().
 const RunField& known_option(std::string_view name) {
   const RunField* option = find_option(name);
-  LS_CHECK(option != nullptr, "no engine option is called {}", name);
+  LS_CHECK(option != nullptr, "unknown engine option {}", name);
   return *option;
 }
 
@@ -99,7 +99,7 @@ EngineOptions read_engine_options(JsonValue value, InputsIn inputs_in) {
       input->read(entry, options.inputs);
       options.given.emplace_back(key);
     } else if (!key.starts_with("x_")) {
-      entry.refuse_because("found an option that no engine here has; expected a known option");
+      entry.refuse_because("found an unknown option; expected a known option");
     }
   }
   options.config = run.engine;

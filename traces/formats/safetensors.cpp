@@ -75,7 +75,7 @@ Result<SafeTensor> read_tensor(const std::string& name, const Json& entry,
     return fail("tensor {}: {} bytes for {} elements of {}", name, end - begin, *count,
                 tensor.dtype);
   if (end > std::ssize(data))
-    return fail("tensor {} ends at byte {}, and there are {}", name, end, data.size());
+    return fail("tensor {} ends at byte {} of {}", name, end, data.size());
   tensor.bytes =
       data.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin));
   return tensor;
@@ -109,7 +109,7 @@ std::vector<std::uint8_t> safetensors_file(std::span<const SafeTensor> tensors) 
   Json header = Json::object();
   std::int64_t offset = 0;
   for (const SafeTensor& tensor : tensors) {
-    LS_CHECK(!header.contains(tensor.name), "two tensors are called {}", tensor.name);
+    LS_CHECK(!header.contains(tensor.name), "two tensors have the name {}", tensor.name);
     const std::int64_t end = offset + std::ssize(tensor.bytes);
     const auto count = num_elements(tensor.shape);
     LS_CHECK(count && end - offset == *count * item_bytes(tensor.dtype).value_or(-1),
@@ -134,12 +134,12 @@ std::vector<std::uint8_t> safetensors_file(std::span<const SafeTensor> tensors) 
 // for gaps. An empty tensor sorts before one that starts at the same byte.
 Result<std::vector<SafeTensor>> read_safetensors(std::span<const std::uint8_t> file) {
   if (file.size() < kLengthBytes)
-    return fail("{} bytes: no safetensors file is so short", file.size());
+    return fail("{} bytes: too short for a safetensors file", file.size());
   std::uint64_t length = 0;
   for (std::size_t i = 0; i < kLengthBytes; ++i) length |= std::uint64_t{file[i]} << (8 * i);
   const auto behind = file.subspan(kLengthBytes);
   if (length > behind.size())
-    return fail("a header of {} bytes, of which {} are there", length, behind.size());
+    return fail("a header of {} bytes, but the file has only {} of them", length, behind.size());
   const auto text = behind.first(static_cast<std::size_t>(length));
   const Json header = Json::parse(text.begin(), text.end(), nullptr, false);
   if (!header.is_object()) return fail("the header is not one JSON object");
@@ -161,7 +161,7 @@ Result<std::vector<SafeTensor>> read_safetensors(std::span<const std::uint8_t> f
       return fail("tensor {} begins at byte {} of the data, not {}", tensor.name, begin, end);
     end = begin + tensor.bytes.size();
   }
-  if (end != data.size()) return fail("{} bytes behind the last tensor", data.size() - end);
+  if (end != data.size()) return fail("{} bytes after the last tensor", data.size() - end);
   return tensors;
 }
 

@@ -31,7 +31,7 @@ void read_settings(JsonValue value, RunSpec& run) {
     if (field != run_fields().end())
       field->read(*field, entry, run);
     else if (!key.starts_with("x_"))
-      entry.refuse_because("found a setting that no run here has; expected a known setting");
+      entry.refuse_because("found an unknown setting; expected a known setting");
   }
 }
 
@@ -238,7 +238,7 @@ KnownFailure read_known(JsonValue value) {
   io.optional("text", known.text);
   io.optional("until", known.until);
   if (auto until = object.optional("until"); until && !is_date(known.until))
-    until.refuse("a day, as in \"2027-01-31\"");
+    until.refuse("a date, as in \"2027-01-31\"");
   object.finish();
   return known;
 }
@@ -255,7 +255,7 @@ Result<std::vector<KnownFailure>> read_known_file(const std::string& path) {
     for (JsonValue entry : object.required("known").array()) {
       known.push_back(read_known(entry));
       const auto is_same = [&](const KnownFailure& other) { return other.id == known.back().id; };
-      if (std::ranges::count_if(known, is_same) > 1) entry.refuse("an id that is there once");
+      if (std::ranges::count_if(known, is_same) > 1) entry.refuse("an id that no other entry has");
     }
     object.finish();
   }

@@ -47,7 +47,7 @@ void read_mla_rows(JsonValue value, KVCacheSpec& spec) {
   else if (is_ring(spec.kind))
     spec.keys_alone = true;
   else if (!has_single_rows(spec))
-    value.refuse("false, or a cache of single rows");
+    value.refuse("false, or a cache with one token per entry");
 }
 
 // The tensors of a state page: `shapes` and `dtypes` have one entry per tensor, in page order.

@@ -122,7 +122,7 @@ Result<bool> StepHashesReader::next(StepHashes& step) {
 }
 
 const StepHashesEnd& StepHashesReader::end() const {
-  LS_CHECK(has_ended_, "the end is asked for after step {}", steps_);
+  LS_CHECK(has_ended_, "the end is read after step {}", steps_);
   return end_;
 }
 

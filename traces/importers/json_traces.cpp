@@ -351,8 +351,7 @@ class WekaReader {
     id_ = object.required("id").nonempty_string();
     if (!conversations_.insert(id_).second)
       object.required("id").refuse(
-          "a conversation that is not in the file yet: editions with and without sub-agents have "
-          "the same ids, and do not mix");
+          "a new conversation: editions with and without sub-agents share ids and cannot be mixed");
     object.optional("models");
     read_block_size(object);
     read_scope(object);
@@ -368,7 +367,7 @@ class WekaReader {
   std::vector<std::string> assumed() const {
     std::vector<std::string> all;
     if (!says_scope_)
-      all.push_back("ids of one conversation are not those of another: no hash_id_scope says more");
+      all.push_back("ids are local to a conversation: the file has no hash_id_scope");
     if (is_relative_)
       all.push_back(fmt::format(
           "times in a sub-agent count from the start of its {}: {}",
@@ -443,8 +442,8 @@ class WekaReader {
       if (!is_relative_) is_relative_ = is_relative;
       if (is_relative != *is_relative_)
         inner.refuse_because(
-            fmt::format("found times that count from the start of the {}; those of a sub-agent "
-                        "above count from the other: two editions do not mix",
+            fmt::format("found times that count from the start of the {}; those of an earlier "
+                        "sub-agent do not: two editions cannot be mixed",
                         is_relative ? "sub-agent" : "conversation"));
     }
     for (std::size_t i = first; is_relative && i < requests_.size(); ++i) {

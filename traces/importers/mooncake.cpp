@@ -58,8 +58,8 @@ void refuse_text(JsonObject& object) {
   for (const char* key : {"text_input", "messages", "payload"})
     if (JsonValue text = object.optional(key))
       text.refuse_because(
-          "found text; expected input_length and hash_ids: how many tokens a text has only its "
-          "model's tokenizer knows");
+          "found text; expected input_length and hash_ids: only the model's tokenizer can count "
+          "the tokens of a text");
 }
 
 // Reads parameters that AIPerf adds to a request's body, as far as a scheduler depends on them.
@@ -393,7 +393,7 @@ Result<std::unique_ptr<TraceReader>> open_linked(const std::string& path, const 
     rows.read_row(value, line);
   }));
   if (rows.has_guessed_delays())
-    notes.assumed.emplace_back("a turn without a delay waits as long as its timestamp is later");
+    notes.assumed.emplace_back("a turn without a delay waits for the difference of the timestamps");
   if (num_sessions && rows.num_sessions() != *num_sessions)
     return fail("{}: found {} sessions; expected {}, as its manifest states", path,
                 rows.num_sessions(), *num_sessions);

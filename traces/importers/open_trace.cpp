@@ -229,8 +229,8 @@ Result<std::unique_ptr<TraceReader>> open_trace(const std::string& path, FileFor
     LS_ASSIGN_OR_RETURN(const FileFormat other, detect_format(shard));
     if (format < FileFormat::mooncake || format == FileFormat::aiperf_manifest || other != format)
       return fail(
-          "{}: found a {} after a {}; several files are shards of one trace of another tool", shard,
-          name_of(other), name_of(format));
+          "{}: found a {} after a {}; several files must be shards of one trace of another tool",
+          shard, name_of(other), name_of(format));
   }
   if (const Open open = known(format).open) return open(path, options);
   return fail("{}:1: found {} {}; expected requests and their arrivals", path,

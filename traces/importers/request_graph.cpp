@@ -79,13 +79,13 @@ Result<void> check_each(const std::string& path, const std::vector<LinkedRequest
     const auto refuse = [&](std::string_view why) {
       return fail("{}:{}: request {} {}", path, request.line, name_of(request), why);
     };
-    if (!names.insert(name_of(request)).second) return refuse("has a name that is there already");
+    if (!names.insert(name_of(request)).second) return refuse("has the name of an earlier request");
     if (request.has_no_output && options.zero_output == ZeroOutput::refuse)
       return refuse("has no output; expected at least one token");
     if (!request.keeps_time) continue;
     for (const std::size_t other : request.waits_for)
       if (requests[other].t_ns > request.t_ns)
-        return refuse(fmt::format("comes before {}, which it follows", name_of(requests[other])));
+        return refuse(fmt::format("is before {}, which it follows", name_of(requests[other])));
   }
   return {};
 }

@@ -170,8 +170,8 @@ void row_fields(Io& io, FieldsOf<Io, LayerKind>& kind) {
     // Example: rows of 128 tokens do not fill a block of 64 tokens.
     if (spec.block_size != 0 && !fills_rows(spec.tokens_per_state, spec.block_size))
       io.object.refuse_because(
-          fmt::format("a block of {} tokens does not hold whole rows of {} tokens", spec.block_size,
-                      text_of(spec.tokens_per_state)));
+          fmt::format("a block of {} tokens does not hold whole entries of {} tokens",
+                      spec.block_size, text_of(spec.tokens_per_state)));
   }
 }
 

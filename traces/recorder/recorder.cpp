@@ -228,9 +228,9 @@ void Recorder::check(const Step& step) {
       refuse(place + ", request " + row.id + ": blocks of " + std::to_string(row.blocks.size()) +
              " groups; the engine has " + std::to_string(num_groups_));
   if (!step.held_drafts.empty() && !tells_held_drafts_)
-    refuse(place + ": held_drafts of an engine that does not tell them (tells_held_drafts)");
+    refuse(place + ": held_drafts of an engine that does not report them (tells_held_drafts)");
   if (!step.stale_outputs.empty() && !tells_stale_outputs_)
-    refuse(place + ": stale_outputs of an engine that does not tell them (tells_stale_outputs)");
+    refuse(place + ": stale_outputs of an engine that does not report them (tells_stale_outputs)");
 }
 
 void Recorder::step(const Step& step) {

@@ -218,8 +218,8 @@ TEST(AuditStaleOutput, IsThatOfAStepInFlightAndWhole) {
   recording = overtaken();
   recording.steps[1].stale_outputs = {{"a", 0, 0}};
   expect_first(recording, AuditRule::stale_output, 1, "a",
-               "0 tokens of the output of step 0 are taken, of 1 that were sampled: it has run on "
-               "since, and misses them");
+               "0 tokens of the output of step 0 are taken, of 1 that were sampled: it has "
+               "continued since, without them");
 }
 
 }  // namespace

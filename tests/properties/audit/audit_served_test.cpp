@@ -152,7 +152,7 @@ TEST(AuditAsServed, ANameThatIsUsedAgainBeforeItsBearerEndsIsFound) {
       [](Recording& recording) {
         for (RecordedStep& step : recording.steps) step.stopped.clear();
       },
-      "a", "two live requests are called so");
+      "a", "two live requests have this name");
 }
 
 // Three modules: with all three drafts of step 4 rejected, the two tokens before it are run again,
@@ -163,7 +163,7 @@ TEST(AuditAsServed, TheWindowOfTokensThatTheDrafterRunsAgainIsNeeded) {
       [](Recording& recording) {
         recording.steps[4].copies = {{BlockId{1}, BlockId{6}}};
       },
-      "a", "the drafter runs 2 tokens before token 68 again and reads token 47");
+      "a", "the draft model runs 2 tokens before token 68 again and reads token 47");
 }
 
 // Two modules. "a" samples token 3 with its prompt, and token 4 in a step of its own; "b" has the

@@ -206,8 +206,8 @@ TEST(Audit, ATableWithoutRoomForDraftsIsFound) {
   for (const SpecMethod method : {SpecMethod::draft_model, SpecMethod::eagle}) {
     config.spec_method = method;
     expect_one(recording, 1, "a",
-               "tokens up to 7 are scheduled, and the drafter writes 2 slots after them; the table "
-               "of 2 blocks ends at token 8");
+               "tokens up to 7 are scheduled, and the draft model writes 2 slots after them; the "
+               "table of 2 blocks ends at token 8");
     EXPECT_EQ(audit(recording)[0].rule, AuditRule::draft_slots);
   }
 }

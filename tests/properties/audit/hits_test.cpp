@@ -177,8 +177,7 @@ TEST(CacheEvents, ThatAreLostAreMissed) {
   Recording recording = told();
   first_step_with_events(recording).events.clear();
   expect_event_finding(recording,
-                       "events tell of 0 hashes stored and 0 removed; the prefix cache "
-                       "had 5 and 0");
+                       "events report 0 hashes stored and 0 removed; the prefix cache had 5 and 0");
   // Where the engine does not count them either, requests that hit the blocks show it.
   first_step_with_events(recording = told()).stored = 0;
   first_step_with_events(recording).events.clear();
@@ -192,7 +191,7 @@ TEST(CacheEvents, ThatAreLostAreMissed) {
 TEST(CacheEvents, OfABlockBehindNothingAreFound) {
   Recording recording = told();
   first_step_with_events(recording).events[0].parent = "0123";
-  expect_event_finding(recording, "is stored behind 0123, which is not there");
+  expect_event_finding(recording, "is stored after 0123, which is not there");
 }
 
 TEST(CacheEvents, ThatRemoveWhatIsNotThereAreFound) {
@@ -275,10 +274,9 @@ TEST(HitsLost, ForNoReasonAreCounted) {
   ASSERT_EQ(findings.size(), 1u);
   EXPECT_EQ(findings[0].rule, AuditRule::hits);
   EXPECT_EQ(findings[0].request, "again");
-  EXPECT_NE(
-      findings[0].what.find("0 of 80 tokens are hit, and 64 more are in the pool that nothing "
-                            "stands against; so it is with 64 of the 80 tokens"),
-      std::string::npos)
+  EXPECT_NE(findings[0].what.find("0 of 80 tokens are hit, and 64 more are in the pool without a "
+                                  "reason against a hit; so are 64 of the 80 tokens"),
+            std::string::npos)
       << findings[0].what;
   recording.header.options.config.enable_prefix_caching = false;
   EXPECT_EQ(lost(hits_of(recording), HitLoss::off), 80);

@@ -216,7 +216,7 @@ TEST(ForeignScheduler, WhatAnEngineLacksIsNamed) {
                      Feature::async_scheduling, Feature::served, Feature::connector_peers});
   const Judged found = run(generate_case(3, options), decisions_of(engine));
   EXPECT_EQ(found.outcome.kind, OutcomeKind::refused);
-  EXPECT_EQ(found.outcome.what, "paged-1.0: the engine cannot be asked for priority");
+  EXPECT_EQ(found.outcome.what, "paged-1.0: the engine does not support priority");
 }
 
 }  // namespace

@@ -131,7 +131,7 @@ TEST(HiSparsePlan, HasEveryLayerOfTheSourceOnceInEachKindOfPages) {
   EXPECT_EQ(refused([](Groups& groups) { groups[5].layer_names.emplace_back("9.hisparse_hot"); }),
             "groups: layer 9.hisparse_hot of group 5: expected no more layers than the source has");
   EXPECT_EQ(refused([](Groups& groups) { groups.push_back(groups[3]); }),
-            "groups: group 6 next to HiSparse's: expected a cache that is none of HiSparse's");
+            "groups: group 6 next to HiSparse's: expected a cache that is not one of HiSparse's");
 }
 
 TEST(HiSparsePlan, DemandsItsWorkersAndTheyDemandIt) {

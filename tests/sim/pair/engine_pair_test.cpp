@@ -155,7 +155,7 @@ TEST(EnginePair, OverADeadNetworkEverythingIsComputedOrRefusedWithAReason) {
   EXPECT_EQ(refused.verdict, PairVerdict::kept);
   EXPECT_GT(refused.refused_requests, 20);
   ASSERT_FALSE(refused.refused.empty());
-  EXPECT_EQ(refused.refused[0].why, "its blocks did not come over the network, in 3 attempts");
+  EXPECT_EQ(refused.refused[0].why, "its blocks did not arrive over the network in 3 attempts");
 }
 
 TEST(EnginePair, TheSameOptionsDoTheSameToTheLastPacket) {

@@ -172,9 +172,10 @@ TEST(PagePair, RefusesEnginesThatLayTheirBlocksOutInTwoWaysAndStages) {
   EXPECT_NE(refusal(options).find("a host tier of 0 blocks for a staging buffer of 64"),
             std::string::npos);
   options.prefill.backend.layout = CacheLayout::HND;
-  EXPECT_NE(refusal(options).find("both engines must use one block layout"), std::string::npos);
+  EXPECT_NE(refusal(options).find("both engines must use the same block layout"),
+            std::string::npos);
   options.decode.backend.parallel.pp_size = 2;
-  EXPECT_NE(refusal(options).find("tensor parallel ones alone"), std::string::npos);
+  EXPECT_NE(refusal(options).find("only blocks of tensor parallel ranks"), std::string::npos);
 }
 
 }  // namespace

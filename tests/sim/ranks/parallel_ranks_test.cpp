@@ -156,7 +156,7 @@ struct Refusal {
 TEST(ParallelRanksRefused, DegreesThatNothingCanBeCutIntoSayWhy) {
   for (const auto& [title, setting, says] :
        {Refusal{"heads", {"", 3, 1, 1, 4, 3}, "4 KV heads can neither be cut"},
-        Refusal{"queries", {"", 4, 1, 1, 2, 1}, "2 query heads (1 a KV head)"},
+        Refusal{"queries", {"", 4, 1, 1, 2, 1}, "2 query heads (1 per KV head)"},
         Refusal{"stages", {"", 1, 7, 1, 4, 1}, "the model has 5 layers"},
         Refusal{"dcp and heads", {"", 4, 1, 2, 4, 1}, "hold the same KV heads"},
         Refusal{"dcp of tp", {"", 3, 1, 2, 3, 1}, "must divide it"}}) {

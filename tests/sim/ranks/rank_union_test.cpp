@@ -97,7 +97,7 @@ TEST(RankUnion, RowsThatOneRankAloneHasOfACacheThatAllKeepAreFound) {
   const auto found = union_of(device, {0, 1}, &dealt_out);
   ASSERT_TRUE(found);
   EXPECT_EQ(found->phase, Phase::ranks_together);
-  EXPECT_EQ(found->expected, "on 2 of the ranks, as its like");
+  EXPECT_EQ(found->expected, "on 2 of the ranks, as other rows");
   EXPECT_EQ(found->found, "on 1");
 }
 

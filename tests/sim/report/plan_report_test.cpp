@@ -75,7 +75,7 @@ TEST(PlanReport, TheMapDrawsEachWayToFillAPageAndTheEmptyPlaceOfThePack) {
   options.attn_pack = 2;
   const std::string map = plan_map(report_of(options));
   EXPECT_EQ(count(map, "a block of groups"), 3) << map;  // states, a full pack, a pack with a gap
-  EXPECT_NE(map.find("empty place of the pack"), std::string::npos);
+  EXPECT_NE(map.find("empty position of the pack"), std::string::npos);
   EXPECT_NE(map.find("layers: a layers.2.attn b layers.5.attn"), std::string::npos) << map;
   for (std::size_t at = map.find('|'); at != std::string::npos;) {
     const std::size_t end = map.find('|', at + 1);
