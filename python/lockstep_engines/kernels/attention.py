@@ -1,5 +1,5 @@
-"""Kernels that attend through block tables, and those around them: kernels/check.py. The loops are
-those of kernels/loops_of_attention.py.
+"""Trials of attention kernels that read through block tables, and of their helpers:
+kernels/check.py. The loops are those of kernels/loops_of_attention.py.
 
 Memory that a kernel must not read (free blocks, the null block, the last block after a request's
 end) holds a large number, which shows in the output at any weight.
@@ -28,14 +28,15 @@ from lockstep_engines.kernels.check import (
     fitting,
 )
 
-# Of the largest number of an output: fp32 sums in another order; fp16 keeps weights, too.
+# Relative to an output's largest number: fp32 sums in another order; fp16 also rounds weights.
 _TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3}
 _DTYPES = (torch.float32, torch.float16)
 _UNREADABLE = 3e4
 
 
 class _Requests:
-    """Queries of a drawn batch behind what they have computed, and where their rows lie."""
+    """A generated batch: each request's computed tokens, its queries, and the blocks of its
+    rows."""
 
     def __init__(self, draw: random.Random, block_size: int, most: int, queries: int) -> None:
         count = draw.randint(1, 4)
@@ -49,14 +50,14 @@ class _Requests:
         self.num_blocks = 1 + sum(need) + draw.randint(0, 3)
         free = draw.sample(range(1, self.num_blocks), sum(need))
         self.blocks = [[free.pop() for _ in range(size)] for size in need]
-        # A tile of keys reads entries of the table behind the last one, and no row through them.
+        # A tile of keys reads table entries after the last one, but no row through them.
         self.table = torch.zeros(count, max(need) + 64 // min(block_size, 64), dtype=torch.int32)
         for row, blocks in enumerate(self.blocks):
             self.table[row, : len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
         self.block_size = block_size
 
     def places(self) -> list[list[tuple[int, int]]]:
-        """Block and token in it of every position."""
+        """The block of every position, and the offset in it."""
         return [
             [(blocks[p // self.block_size], p % self.block_size) for p in range(length)]
             for blocks, length in zip(self.blocks, self.lengths, strict=True)
@@ -78,7 +79,7 @@ def _fill(cache: torch.Tensor, requests: _Requests, rows: list[torch.Tensor]) ->
 def _cache(
     draw: random.Random, requests: _Requests, heads: int, size: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, str]:
-    """Keys and values as views of one memory, and it; in one of vLLM's orders."""
+    """Keys and values as views of one memory, in one of vLLM's orders, and that memory."""
     shape = (requests.num_blocks, requests.block_size, heads, size)
     one = requests.num_blocks * requests.block_size * heads * size
     unreadable = 100.0 if dtype.itemsize == 1 else _UNREADABLE
@@ -95,7 +96,7 @@ def _cache(
 
 
 def _segments(draw: random.Random, num_tokens: int, heads: int, size: int) -> dict[str, Any]:
-    """Keys in parts that are put together, or not."""
+    """Settings with and without a split over the keys."""
     if draw.random() < 0.5:
         return {}
     count, padded = draw.choice((2, 4, 16)), 1 << (size - 1).bit_length()
@@ -109,7 +110,7 @@ def _segments(draw: random.Random, num_tokens: int, heads: int, size: int) -> di
 
 
 class _Attention:
-    """A launch of unified attention over generated requests, and what the loops make of them."""
+    """A launch of unified attention over generated requests, and the outputs of the loops."""
 
     def __init__(self, draw: random.Random, queries: int, dtype: torch.dtype) -> None:
         self.draw, self.dtype = draw, dtype
@@ -122,7 +123,8 @@ class _Attention:
         self.words: list[str] = []
 
     def run(self, rows: Any = None) -> Trial:
-        """`rows`: keys and values as the loops see them, their cache, what they lie in."""
+        """`rows`: keys and values as the loops read them, their cache, and the memory of the
+        cache."""
         requests, draw = self.requests, self.draw
         num_tokens = requests.starts[-1]
         fused = drawn_numbers(draw, (num_tokens, self.heads + 1, self.size), self.dtype)
@@ -206,7 +208,7 @@ _ALL = 1 << 30  # a window of every token
 
 
 def _window_or_range(window: int, a: int, b: int) -> loops.Sees:
-    """The last `window` keys; keys a to b see each other."""
+    """The last `window` keys; keys a to b attend to each other."""
     return lambda p, j: j <= p < j + window or (a < b and a <= p <= b and a <= j <= b)
 
 
@@ -246,7 +248,7 @@ def _attend_in_windows(draw: random.Random) -> Trial:
 
 
 def _attend_ahead(draw: random.Random) -> Trial | None:
-    """Some requests see all of their keys, or the keys of a range see each other."""
+    """Some requests attend to all their keys, or the keys of a range attend to each other."""
     made = _Attention(draw, draw.choice((4, 40)), draw.choice(_DTYPES))
     lengths = made.requests.lengths
     if draw.random() < 0.5 or not _knows("rswa_window"):
@@ -266,7 +268,7 @@ def _attend_ahead(draw: random.Random) -> Trial | None:
 
 
 def _attend_ahead_in_windows(draw: random.Random) -> Trial | None:
-    """A window and a range, which is seen anyway, or a window to both sides: finding 37."""
+    """A window with a range that overrides it, or a window on both sides: finding 37."""
     made = _Attention(draw, draw.choice((4, 40)), draw.choice(_DTYPES))
     window = draw.choice((1, 4, 9))
     if draw.random() < 0.5 or not _knows("rswa_window"):
@@ -286,7 +288,7 @@ def _attend_ahead_in_windows(draw: random.Random) -> Trial | None:
 
 
 def _attend_behind_prefixes(draw: random.Random) -> Trial | None:
-    """R-SWA: a prefix that all see, and a window."""
+    """R-SWA: a prefix that every query sees, and a window."""
     if not _knows("rswa_window"):
         return None
     made = _Attention(draw, draw.choice((1, 40)), draw.choice(_DTYPES))
@@ -300,7 +302,7 @@ def _attend_behind_prefixes(draw: random.Random) -> Trial | None:
 
 
 def _attend_to_scaled(draw: random.Random) -> Trial:
-    """int8 with a scale for each token and head; fp8 with one for all."""
+    """int8 with a scale per token and head; fp8 with one scale."""
     made = _Attention(draw, draw.choice((1, 4, 20)), draw.choice(_DTYPES))
     requests, is_int = made.requests, draw.random() < 0.5
     dtype = torch.int8 if is_int else torch.float8_e4m3fn
@@ -338,8 +340,8 @@ def _attend_to_scaled(draw: random.Random) -> Trial:
 
 
 def _decode(draw: random.Random) -> Trial:
-    """The last token of each request: MLA's rows, whose front is also the value, or keys
-    and values. `lse` is an output."""
+    """The last token of each request: MLA rows, whose first part is also the value, or keys and
+    values. `lse` is an output."""
     dtype, is_mla = draw.choice(_DTYPES), draw.random() < 0.6
     requests = _Requests(draw, draw.choice((1, 16, 16, 64)), 150, 1)
     heads, kv_heads = draw.choice(((4, 1), (16, 1), (6, 2), (3, 3)))
@@ -393,7 +395,8 @@ def _decode(draw: random.Random) -> Trial:
 
 
 def _merge(draw: random.Random) -> Trial:
-    """Attention over two parts of the keys; where one of them is empty the other one is it."""
+    """Merges attention over two parts of the keys; if one part is empty, the result is the
+    other."""
     tokens, heads, size = draw.randint(1, 6), draw.randint(1, 4), draw.choice((8, 40, 64))
     dtype = draw.choice(_DTYPES)
     outputs = [drawn_numbers(draw, (tokens, heads, size), dtype) for _ in range(2)]
@@ -417,7 +420,7 @@ def _merge(draw: random.Random) -> Trial:
 
 
 def _pack(draw: random.Random) -> Trial:
-    """Tokens of requests of different lengths as rows of one length, and back."""
+    """Packs tokens of requests of different lengths into rows of one length, and back."""
     lengths = [draw.randint(1, 80) for _ in range(draw.randint(1, 5))]
     rest = draw.choice(((5,), (3, 40), (130,)))
     rows = drawn_numbers(draw, (sum(lengths), *rest), torch.float32)

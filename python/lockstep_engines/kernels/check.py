@@ -62,7 +62,7 @@ class Check:
     finding: tuple[int, tuple[int, ...], str] | None = None
 
     def known(self, release: tuple[int, ...], faults: list[str]) -> int:
-        """The number of the finding that all of these faults are; 0: none."""
+        """The number of the finding that explains all of these faults; 0: none."""
         if self.finding is None or not faults or release >= self.finding[1]:
             return 0
         return self.finding[0] if all(re.search(self.finding[2], one) for one in faults) else 0
@@ -112,14 +112,14 @@ def poisoned(num_bytes: int) -> torch.Tensor:
 
 
 def bytes_of(tensor: torch.Tensor) -> numpy.ndarray:
-    """All of the memory that the tensor is a part of."""
+    """The whole memory that the tensor is a view of."""
     whole = torch.empty(0, dtype=torch.uint8)
     whole.set_(tensor.untyped_storage())
     return whole.numpy().copy()
 
 
 def drawn_rows(draw: random.Random, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Numbers that every dtype has, fp8 too: powers of two and their negatives."""
+    """Numbers that every dtype can represent, fp8 included: powers of two and their negatives."""
     made = [draw.choice((-1, 1)) * 2.0 ** draw.randint(-3, 3) for _ in range(_product(shape))]
     return torch.tensor(made).to(dtype).view(shape)
 
@@ -132,7 +132,7 @@ def _product(shape: tuple[int, ...]) -> int:
 
 
 def drawn_numbers(draw: random.Random, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Between -1 and 1, as the dtype has them."""
+    """Numbers between -1 and 1, rounded to the dtype."""
     generator = torch.Generator().manual_seed(draw.randrange(1 << 31))
     return (2 * torch.rand(shape, generator=generator) - 1).to(dtype)
 
@@ -142,13 +142,13 @@ def doubles(tensor: torch.Tensor) -> numpy.ndarray:
 
 
 def drawn_slots(draw: random.Random, num_tokens: int, num_slots: int) -> list[int]:
-    """Each once; some are padding."""
+    """Distinct slots; some are padding."""
     slots = draw.sample(range(num_slots), num_tokens)
     return [slot if draw.random() < 0.8 else -1 for slot in slots]
 
 
 def fitting(make: Callable[..., Any], **options: Any) -> Any:
-    """Calls it with those options that it knows: releases differ."""
+    """Calls it with the options that it accepts: releases differ."""
     import inspect
 
     known = inspect.signature(make).parameters

@@ -22,8 +22,7 @@ _DTYPES = (torch.float32, torch.float16, torch.uint8)
 
 @dataclass
 class _State:
-    """A state of a layer: a row for each input that a convolution keeps (`width` of them), or one
-    recurrence (0)."""
+    """A state of a layer: a convolution's inputs (`width` rows), or a recurrent state (0)."""
 
     group: int
     width: int
@@ -34,7 +33,7 @@ class _State:
         return self.view[block][:, i] if by_channels else self.view[block][i]
 
     def move(self, source: int, target: int, bias: int, by_channels: bool) -> None:
-        """Between blocks: a convolution forgets its `bias` oldest inputs."""
+        """Copies it between blocks; a convolution drops its `bias` oldest inputs."""
         if not self.width:
             self.view[target] = self.view[source].clone()
             return
@@ -119,7 +118,7 @@ class _Layers:
 
     @contextlib.contextmanager
     def order(self) -> Any:
-        """vLLM's setting of how inputs of convolutions lie."""
+        """vLLM's setting for the layout of a convolution's inputs."""
         asked = mamba_utils.is_conv_state_dim_first
         mamba_utils.is_conv_state_dim_first = lambda: self.by_channels
         try:
@@ -128,7 +127,8 @@ class _Layers:
             mamba_utils.is_conv_state_dim_first = asked
 
     def expect(self, moves: list[tuple[int, int, int, int]]) -> list[numpy.ndarray]:
-        """The memories after (request, column, column, bias) were moved; they stay as they are."""
+        """The memories after the moves (request, column, column, bias); the originals do not
+        change."""
         before = [state.memory.clone() for state in self.states]
         for request, source, target, bias in moves:
             for state in self.states:
@@ -153,7 +153,7 @@ def _ints(numbers: list[int]) -> torch.Tensor:
 
 
 def _move_before_a_step(draw: random.Random) -> Trial | None:
-    """Running states into the block of the next step; new ones and those that stay are left."""
+    """Copies running states into the next step's block; new and unmoved states are left alone."""
     if not hasattr(mamba_utils, "precopy_mamba_align_fused_kernel"):
         return None
     layers = _Layers(draw)
@@ -181,7 +181,7 @@ def _move_before_a_step(draw: random.Random) -> Trial | None:
 
 
 def _keep_behind_a_step(draw: random.Random) -> Trial | None:
-    """Where accepted tokens have filled a block, its state is kept in that block."""
+    """Keeps a state in its block when accepted tokens have filled the block."""
     if not hasattr(mamba_utils, "precopy_mamba_align_fused_kernel"):
         return None
     layers = _Layers(draw)
@@ -213,7 +213,7 @@ def _keep_behind_a_step(draw: random.Random) -> Trial | None:
 
 
 def _advance_columns(draw: random.Random) -> Trial | None:
-    """Of running states, by runner V2: where a step leaves them, where they were."""
+    """Copies of running states by runner V2: the columns after the step and before it."""
     kernel = getattr(mamba_utils, "preprocess_mamba_align_fused_kernel", None)
     if kernel is None:
         return None
@@ -248,7 +248,7 @@ def _advance_columns(draw: random.Random) -> Trial | None:
 
 
 def _columns_into_blocks(draw: random.Random) -> Trial | None:
-    """The blocks of states of every group and row, those of drafts too."""
+    """The state blocks of every group and row, those of drafts included."""
     kernel = getattr(mamba_utils, "get_aligned_state_indices_multi_group_kernel", None)
     if kernel is None:
         return None
@@ -285,7 +285,7 @@ def _columns_into_blocks(draw: random.Random) -> Trial | None:
 
 
 def _gather_and_scatter(draw: random.Random) -> Trial | None:
-    """States of requests out of their pages, zeros for those that begin; and back into pages."""
+    """Gathers states from their pages, zeros for new requests, and scatters them back."""
     try:
         place = "vllm.model_executor.layers.mamba.ops"
         gather = importlib.import_module(f"{place}.gather_initial_states")
@@ -319,7 +319,7 @@ def _gather_and_scatter(draw: random.Random) -> Trial | None:
 
 
 def _swap_blocks(draw: random.Random) -> Trial | None:
-    """Pages of several layers between the cache and a host's memory, either way."""
+    """Copies pages of several layers between the cache and host memory, both ways."""
     try:
         offload = importlib.import_module("vllm.v1.kv_offload.cpu.swap_blocks_triton")
     except ModuleNotFoundError:

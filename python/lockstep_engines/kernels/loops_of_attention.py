@@ -1,5 +1,5 @@
 """Attention as plain loops in double precision, for kernels/attention.py: a query, the keys that
-it sees, a softmax. Nothing of vLLM is in it."""
+it sees, a softmax. It contains no vLLM code."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def attend(
     scores: Scores,
     sees: Sees,
 ) -> tuple[numpy.ndarray, numpy.ndarray]:
-    """Outputs [tokens, heads, elements of a value] and log sums [tokens, heads] of one request.
+    """Outputs [tokens, heads, elements per value] and log sums [tokens, heads] of one request.
     queries: [tokens, heads, elements], the first at position `first`; keys and values: [positions,
     heads that several queries share, elements]. A query that sees nothing gets zeros."""
     num_tokens, num_heads, _ = queries.shape
@@ -71,7 +71,7 @@ def attend(
 def merged(
     outputs: list[numpy.ndarray], sums: list[numpy.ndarray]
 ) -> tuple[numpy.ndarray, numpy.ndarray]:
-    """Of attention over two parts of the keys: over both."""
+    """Merges attention over two parts of the keys."""
     together = numpy.logaddexp(*sums)
     parts = [
         numpy.where(numpy.isinf(one), 0.0, numpy.exp(one - together))[..., None] * output

@@ -1,5 +1,5 @@
 """Layers that keep states as plain loops in double precision, for kernels/recurrences.py: one
-token after the other, as the papers define them. Nothing of vLLM is in it."""
+token after the other, as the papers define them. It contains no vLLM code."""
 
 from __future__ import annotations
 
@@ -36,10 +36,9 @@ def scan(
     write: numpy.ndarray,
     read: numpy.ndarray,
 ) -> tuple[numpy.ndarray, list[numpy.ndarray]]:
-    """A selective state space (Mamba). state: [heads, elements, sizes]; inputs and steps (behind
-    their softplus): [tokens, heads, elements]; decay: [heads, elements, sizes]; write and read:
-    [tokens, heads, sizes]. Returns the outputs [tokens, heads, elements] and the state behind each
-    token."""
+    """A selective state space (Mamba). state: [heads, elements, sizes]; inputs and steps (after
+    softplus): [tokens, heads, elements]; decay: [heads, elements, sizes]; write and read: [tokens,
+    heads, sizes]. Returns the outputs [tokens, heads, elements] and the state after each token."""
     outputs, states = numpy.empty(inputs.shape), []
     for i in range(len(inputs)):
         step = steps[i][:, :, None]
@@ -65,7 +64,7 @@ def delta(
 ) -> tuple[numpy.ndarray, list[numpy.ndarray]]:
     """The gated delta rule. state: [heads, elements of a value, of a key]; queries and keys:
     [tokens, heads, elements]; gates: logarithms, [tokens, heads] or one for each element of a key;
-    rates: [tokens, heads]. Returns outputs [tokens, heads, elements] and the state behind each
+    rates: [tokens, heads]. Returns outputs [tokens, heads, elements] and the state after each
     token."""
     outputs, states = numpy.empty(values.shape), []
     for i in range(len(values)):

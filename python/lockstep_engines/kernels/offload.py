@@ -1,5 +1,5 @@
-"""vLLM's worker of host offload, both directions, on generated transfers: kernels/check.py. A chunk
-of the host has several blocks of the device, and a transfer may begin and end inside a chunk."""
+"""vLLM's host offload worker, both directions, on generated transfers: kernels/check.py. A host
+chunk has several device blocks, and a transfer may start and end inside a chunk."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lockstep_engines.protocol import EngineFault
 
 
 class _OfDevice(torch.Tensor):
-    """Memory of the host that is the device's to vLLM."""
+    """Host memory that vLLM treats as device memory."""
 
     is_cuda = True
 
@@ -79,7 +79,7 @@ class _Transfer:
         return self.base.GPULoadStoreSpec(flat, self.sizes, self.firsts)
 
     def copy(self, source: Any, target: Any, sizes: Any, **_: Any) -> None:
-        """In place of the compiled copy, inside of the memories of both sides."""
+        """Replaces the compiled copy, and checks that it stays inside both memories."""
         rows = zip(source.tolist(), target.tolist(), sizes.tolist(), strict=True)
         for a, b, size in rows:
             if not self._has(a, size) or not self._has(b, size):
@@ -100,7 +100,7 @@ class _Transfer:
 
 
 def _worker_of(worker: Any, transfer: _Transfer) -> tuple[Any, Any] | None:
-    """Functions that store and that load; None: the release has no such worker."""
+    """The functions that store and load; None: the release has no such worker."""
     sizes = {"blocks_per_chunk": transfer.parts, "num_cpu_chunks": transfer.chunks}
     earlier = {"block_size_factor": transfer.parts, "num_cpu_blocks": transfer.chunks}
     if hasattr(worker, "CPUOffloadingWorker"):

@@ -1,5 +1,5 @@
 """Defects to plant in vLLM's worker (worker/plants.py) in kernels that compute numbers or copy
-states. FINDERS: by which line of `--kernels` each is found (kernels/check.py)."""
+states. FINDERS: the line of `--kernels` that finds each (kernels/check.py)."""
 
 from __future__ import annotations
 

@@ -27,12 +27,12 @@ from lockstep_engines.kernels.check import (
 )
 
 _DTYPES = (torch.float32, torch.float16)
-# Of the largest number expected: sums in another order; fp16 rounds inputs of products, too.
+# Relative to the largest expected number: sums in another order; fp16 also rounds products' inputs.
 _TOLERANCES = {torch.float32: 5e-5, torch.float16: 1e-2}
 
 
 def _fla(module: str) -> Any:
-    """vLLM's copy of the kernels of flash-linear-attention, which releases keep in two places."""
+    """vLLM's copy of flash-linear-attention's kernels; its path depends on the release."""
     for place in ("third_party.flash_linear_attention", "model_executor.layers.fla"):
         with contextlib.suppress(ModuleNotFoundError):
             return importlib.import_module(f"vllm.{place}.ops.{module}")
@@ -40,8 +40,8 @@ def _fla(module: str) -> Any:
 
 
 class _States:
-    """A state for each block in poisoned memory, with padding behind it; drawn for the blocks of
-    requests. `lies` tells the order of a block's elements from that of its shape."""
+    """A state per block in poisoned memory, with padding after it, generated for the blocks of
+    requests. `turned`: a block's elements are transposed in memory."""
 
     def __init__(
         self,
@@ -69,8 +69,8 @@ class _States:
     def trial(
         self, text: str, expected: Any, found: Any, states: dict[int, Any], dtype: torch.dtype
     ) -> Trial:
-        """`states`: what lies in blocks that were written, NaN where nothing is; the bytes of all
-        others are as before."""
+        """`states`: the contents of written blocks, NaN where there is none; all other bytes are
+        unchanged."""
         made = [doubles(self.view[block]) for block in states]
         kept = [numpy.where(numpy.isnan(want), 0.0, want) for want in states.values()]
         made = [
@@ -104,7 +104,7 @@ def _starts(counts: list[int]) -> tuple[list[int], torch.Tensor]:
 
 
 def _convolve_prompts(draw: random.Random) -> Trial:
-    """Chunks of prompts, the first or a later one; padding in the batch."""
+    """Chunks of prompts, first or later ones; padding in the batch."""
     dtype, count = draw.choice(_DTYPES), draw.randint(1, 4)
     channels, width = draw.choice((3, 16, 70)), draw.choice((2, 3, 4))
     states = _States(draw, count, (channels, width - 1), dtype, turned=draw.random() < 0.6)
@@ -140,8 +140,8 @@ def _convolve_prompts(draw: random.Random) -> Trial:
 
 
 def _convolve_tokens(draw: random.Random) -> Trial:
-    """One token for each request, or with drafts behind a number of accepted ones; rows of padding
-    are those of the null block."""
+    """One token per request, or drafts after some accepted tokens; rows of padding use the null
+    block."""
     dtype, count, drafts = draw.choice(_DTYPES), draw.randint(1, 5), draw.choice((0, 0, 1, 3))
     channels, width = draw.choice((3, 16, 300)), draw.choice((2, 3, 4))
     length = width - 1 + drafts
@@ -191,7 +191,7 @@ def _convolve_tokens(draw: random.Random) -> Trial:
 
 
 class _Mamba:
-    """Numbers of a layer: a decay for each head as Mamba2 has it, or for each element."""
+    """Numbers of a layer: a decay per head as in Mamba2, or per element."""
 
     def __init__(self, draw: random.Random, dtype: torch.dtype, sizes: tuple[int, ...]) -> None:
         self.groups = draw.randint(1, 2)
@@ -234,8 +234,8 @@ class _Mamba:
 
 
 def _update_states(draw: random.Random) -> Trial:
-    """One token for each request, in place or from one block into another; or drafts, each with a
-    block of its own."""
+    """One token per request, in place or from one block into another; or drafts, each with its own
+    block."""
     dtype, count, drafts = draw.choice(_DTYPES), draw.randint(1, 4), draw.choice((0, 0, 1, 3))
     mamba, columns = _Mamba(draw, dtype, (3, 16, 40)), 1 + drafts
     states = _States(draw, 2 * count * columns, (mamba.heads, mamba.elements, mamba.size), dtype)
@@ -288,8 +288,8 @@ def _update_states(draw: random.Random) -> Trial:
 
 
 def _scan_prompts(draw: random.Random) -> Trial:
-    """Chunks of prompts, cut into pieces that restart with each request and may be short in
-    front, as vLLM's metadata has them."""
+    """Chunks of prompts, cut into pieces that restart with each request and whose first may be
+    short, as in vLLM's metadata."""
     dtype, count, chunk = draw.choice(_DTYPES), draw.randint(1, 3), draw.choice((16, 32))
     mamba = _Mamba(draw, dtype, (16, 32))
     counts = [draw.choice((1, 5, 16, 33, 50)) for _ in range(count)]
@@ -360,7 +360,7 @@ class _Delta:
         self.rates = drawn_numbers(draw, (count, self.heads), torch.float32).sigmoid().to(dtype)
 
     def gate_by(self, a: torch.Tensor, b: torch.Tensor, of_head: torch.Tensor) -> None:
-        """As layers make gates and rates out of projections and two numbers of each head."""
+        """Gates and rates as layers compute them, from projections and two numbers per head."""
         of_log, bias = doubles(of_head)
         self.gates = -numpy.exp(of_log) * loops.softplus(doubles(a) + bias)
         self.rates = 1 / (1 + numpy.exp(-doubles(b)))
@@ -380,7 +380,7 @@ class _Delta:
 
 
 def _step_by_delta_rule(draw: random.Random, fuses: bool) -> Trial:
-    """`fuses`: gates and rates are made in the kernel."""
+    """`fuses`: the kernel computes gates and rates."""
     dtype, count, drafts = draw.choice(_DTYPES), draw.randint(1, 4), draw.choice((0, 0, 1, 3))
     layer, columns = _Delta(draw, dtype, (8, 20, 64)), 1 + drafts
     states = _States(draw, count * columns, (layer.heads, layer.size_v, layer.size), torch.float32)
@@ -433,7 +433,7 @@ def _step_fused(draw: random.Random) -> Trial:
 
 
 def _step_packed(draw: random.Random) -> Trial | None:
-    """One token for each request out of the convolution's rows; padding puts out zeros."""
+    """One token per request from the convolution's rows; the output of padding is zero."""
     module = _fla("fused_recurrent")
     if not hasattr(module, "fused_recurrent_gated_delta_rule_packed_decode"):
         return None
@@ -469,8 +469,9 @@ def _step_packed(draw: random.Random) -> Trial | None:
 
 
 def _chunks_by_delta_rule(draw: random.Random) -> Trial:
-    """Chunks of prompts of several requests, from states on: cumulated gates, products of keys,
-    their inverse, states between pieces of 64 tokens, outputs; vLLM's seven kernels in a row."""
+    """Chunks of prompts of several requests, starting from states: cumulated gates, products of
+    keys, their inverse, states between pieces of 64 tokens, outputs; vLLM's seven kernels in a
+    row."""
     layer, count = _Delta(draw, torch.float16, (16, 32, 64)), draw.randint(1, 3)
     counts = [draw.choice((1, 5, 63, 64, 65, 130)) for _ in range(count)]
     starts, of_starts = _starts(counts)

@@ -66,7 +66,7 @@ class _Cache:
 def _rows(
     draw: random.Random, cache: _Cache, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
-    """Keys and values as slices of one buffer, as projections leave them; slots."""
+    """Keys and values as slices of one buffer, as projections write them; slots."""
     num_tokens = draw.randint(1, cache.blocks * cache.tokens)
     slots = drawn_slots(draw, num_tokens, cache.blocks * cache.tokens)
     both = drawn_rows(draw, (num_tokens, 3, cache.heads, cache.size), dtype)
@@ -76,7 +76,7 @@ def _rows(
 def _written(
     cache: _Cache, dtype: torch.dtype, rows: tuple[Any, Any], slots: list[int], scale: float = 1.0
 ) -> numpy.ndarray:
-    """The memory as it should be."""
+    """The expected memory."""
     before = cache.memory.clone()
     for part, made in enumerate(rows):
         view = cache.part(part, dtype)
@@ -101,7 +101,7 @@ def _write_rows(draw: random.Random) -> Trial:
 
 
 def _write_fp8_rows(draw: random.Random) -> Trial:
-    """Numbers that fp8 has exactly, divided by a power of two: the interpreter rounds others
+    """Numbers that are exact in fp8, divided by a power of two: the interpreter rounds others
     wrongly."""
     cache = _Cache(draw, itemsize=1)
     dtype, given = torch.float8_e4m3fn, draw.choice((torch.float32, torch.float16))
@@ -128,9 +128,9 @@ def _write_fp8_rows(draw: random.Random) -> Trial:
 
 
 def _write_scaled_rows(draw: random.Random) -> Trial:
-    """One scale for each token and head. What is stored is within one step of the number: releases
-    round integers or truncate them. fp8 is given powers of two: next to 448, 224, ... once they are
-    scaled, which the interpreter rounds either way."""
+    """One scale per token and head. The stored number is within one step of the exact one: releases
+    round or truncate integers. fp8 inputs are powers of two: scaled, they are next to 448, 224,
+    ..., which the interpreter rounds either way."""
     cache = _Cache(draw, itemsize=1)
     is_int = draw.random() < 0.6
     dtype, most = (torch.int8, 127) if is_int else (torch.float8_e4m3fn, 448)
@@ -198,7 +198,7 @@ def _write_unlike_rows(draw: random.Random) -> Trial:
 
 
 def _write_hidden_rows(draw: random.Random) -> Trial:
-    """Of tokens, and of padding: that may go to the null block and nowhere else."""
+    """Rows of tokens and of padding, which may go only to the null block."""
     blocks, tokens, heads = draw.randint(3, 6), draw.choice((1, 2, 8)), draw.randint(1, 3)
     cache = torch.zeros(blocks, tokens, heads, draw.choice((4, 8)))
     slots = drawn_slots(draw, draw.randint(2, tokens * (blocks - 1)), tokens * (blocks - 1))
@@ -236,7 +236,7 @@ class _Group:
 
 
 def _zero_blocks(draw: random.Random) -> Trial:
-    """Blocks of several layers, split into kernel blocks or not."""
+    """Zeroes blocks of several layers, split into kernel blocks or not."""
     dtype = draw.choice(_ROWS)
     blocks, split = draw.randint(2, 6), draw.choice((1, 1, 2, 3))
     tokens, heads, size = draw.choice((1, 2, 8, 16)), draw.randint(1, 3), draw.choice((8, 40, 64))
@@ -275,7 +275,7 @@ def _zero_blocks(draw: random.Random) -> Trial:
 
 
 def _copy_blocks(draw: random.Random) -> Trial | None:
-    """Of one view of a buffer, and of layers that are parts of the same one."""
+    """Copies blocks of one view of a buffer, and of layers that share a buffer."""
     copy = getattr(worker_utils, "copy_kv_cache_blocks_inplace", None)
     if copy is None:
         return None
@@ -298,7 +298,7 @@ def _copy_blocks(draw: random.Random) -> Trial | None:
 
 
 def _copy_states(draw: random.Random) -> Trial:
-    """Pieces of any length; the same launch moves a state on by a few rows within itself."""
+    """Copies pieces of any length; the same launch shifts a state by a few rows within itself."""
     size = draw.choice((1, 7, 64, 1024, 1500))
     memory = torch.tensor([draw.randrange(256) for _ in range(8 * size)], dtype=torch.uint8)
     expected = memory.clone()

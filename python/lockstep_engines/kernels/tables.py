@@ -1,4 +1,4 @@
-"""Kernels and arrays of block tables, slots and inputs, of both runners: kernels/check.py."""
+"""Trials of both runners' block tables, slots and inputs: kernels/check.py."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DEVICE = torch.device("cpu")
 
 
 class _Batch:
-    """Requests of a drawn batch: how many tokens each is given, behind how many computed."""
+    """A generated batch: each request's computed and scheduled tokens."""
 
     def __init__(self, draw: random.Random, max_num_reqs: int, max_len: int) -> None:
         count = draw.randint(1, max_num_reqs)
@@ -44,7 +44,7 @@ def _blocks_for(draw: random.Random, num_tokens: int, block_size: int) -> list[i
 
 
 def _table_of_first_runner(draw: random.Random) -> Trial:
-    """Rows are added to, moved, exchanged and cleared; then slots are computed."""
+    """Rows are appended to, moved, swapped and cleared; then slots are computed."""
     rows, block_size, max_len = draw.randint(1, 5), draw.choice((1, 2, 5, 16)), 40
     split = draw.choice((1, 2)) if "kernel_block_size" in _parameters(BlockTable) else 1
     most, room = -(-max_len // (block_size * split)), rows * max_len + draw.randint(0, 9)
@@ -117,7 +117,7 @@ def _parameters(function: Any) -> Any:
 
 
 class _SecondTables:
-    """Tables of runner V2 with what was put into them."""
+    """Tables of runner V2 and their expected entries."""
 
     def __init__(self, draw: random.Random, cp_size: int = 1) -> None:
         self.max_reqs, self.max_len = draw.randint(1, 5), 40
@@ -144,7 +144,7 @@ class _SecondTables:
         self.known: dict[int, list[list[int]]] = {}
 
     def fill(self, draw: random.Random, batch: _Batch) -> None:
-        """What is there is overwritten, then added to; a row is written once at a time."""
+        """Overwrites entries, then appends; a step writes each row at most once."""
         steps: list[list[tuple[int, tuple[list[int], ...], bool]]] = [[], [], []]
         for row, first, count in zip(batch.rows, batch.computed, batch.tokens, strict=True):
             whole = [
@@ -166,7 +166,7 @@ class _SecondTables:
 
 
 def _tables_of_second_runner(draw: random.Random) -> Trial:
-    """Appended to and gathered in the order of a batch; the rows behind it are zeros."""
+    """Tables appended to and gathered in batch order; the rows after the batch are zeros."""
     tables = _SecondTables(draw)
     batch = _Batch(draw, tables.max_reqs, tables.max_len)
     tables.fill(draw, batch)
@@ -192,7 +192,7 @@ def _tables_of_second_runner(draw: random.Random) -> Trial:
 
 
 def _slots_of_second_runner(draw: random.Random) -> Trial:
-    """Of one rank of a cache that is spread over several, too: tokens of others are padding."""
+    """Slots, also of one rank of a sharded cache: tokens of other ranks are padding."""
     tables = _SecondTables(draw, cp_size=draw.choice((1, 1, 2, 4)))
     batch = _Batch(draw, tables.max_reqs, tables.max_len)
     tables.fill(draw, batch)
@@ -241,7 +241,7 @@ def _positions_of_second_runner(draw: random.Random) -> Trial:
 
 
 def _inputs_of_second_runner(draw: random.Random) -> Trial:
-    """Tokens of prompts, then the last sampled token and drafts; which logits are asked for."""
+    """Tokens of prompts, then the last sampled token and drafts; the rows of requested logits."""
     rows, max_len, drafts = draw.randint(1, 6), 50, draw.randint(0, 3)
     batch = _Batch(draw, rows, max_len)
     tokens = torch.tensor([[draw.randint(100, 999) for _ in range(max_len)] for _ in range(rows)])
