@@ -2,6 +2,6 @@
 
     python -m lockstep_engines vllm [DIR]
 
-speaks docs/protocols.md on standard input and output. docs/engines.md says what is
-driven and what is refused.
+speaks docs/protocols.md on standard input and output. docs/engines.md lists what is driven and what
+is refused.
 """

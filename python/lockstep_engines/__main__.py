@@ -24,35 +24,35 @@ def _parse() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("engine", choices=("vllm", "sglang"))
-    add("folder", nargs="?", metavar="DIR", help="contains ENGINE/ (the installed engine)")
-    worker = "drive vLLM's worker on a CPU, in place of its scheduler"
+    add("folder", nargs="?", metavar="DIR", help="folder that contains ENGINE/ (installed one)")
+    worker = "drive vLLM's worker on a CPU instead of its scheduler"
     add("--worker", action="store_true", help=worker)
-    kernels = "run the worker's kernels for the cache one by one, each on N generated shapes"
+    kernels = "run the worker's cache kernels one by one, each on N generated shapes"
     add("--kernels", type=int, metavar="N", help=kernels)
-    models = "run vLLM's own models, tiny, in shared memory and alone (all of them)"
+    models = "run tiny versions of vLLM's own models, with shared memory and alone (all models)"
     add("--models", nargs="*", metavar="NAME", help=models)
     layers = "write the model file of FOLDER/config.json to standard output"
     add("--layers", metavar="FOLDER", help=layers)
-    add("--only", metavar="WORDS", help="of --kernels: those with WORDS in their names")
-    add("--runner", choices=("v1", "v2"), default="v1", help="of the worker (v1)")
+    add("--only", metavar="WORDS", help="with --kernels: only kernels with WORDS in their names")
+    add("--runner", choices=("v1", "v2"), default="v1", help="worker: its model runner (v1)")
     add(
         "--states",
         choices=("mamba2", "short_conv", "gdn"),
         default="",
-        help="of the worker: vLLM's kind of layer for a case's recurrent states (short_conv where "
-        "there is one state, else mamba2)",
+        help="worker: vLLM's kind of layer for a case's recurrent states (short_conv for one "
+        "state, else mamba2)",
     )
-    padding = "of the worker: pad batches to sizes of captured graphs, without the graphs"
+    padding = "worker: pad batches to sizes of captured graphs, without graphs"
     add("--pad", action="store_true", help=padding)
-    idle = "of the worker: run a dummy batch before each step, as an idle data parallel rank"
+    idle = "worker: run a dummy batch before each step, as an idle data parallel rank does"
     add("--idle", action="store_true", help=idle)
-    warm_up = "of the worker: profile and warm up before the first step, as a server"
+    warm_up = "worker: profile and warm up before the first step, as a server does"
     add("--warm-up", action="store_true", help=warm_up)
-    kernel_blocks = "of the worker: largest block that attention takes; larger blocks are split"
+    kernel_blocks = "worker: largest block of attention (no limit); larger blocks are split"
     add("--kernel-blocks", type=int, default=0, metavar="TOKENS", help=kernel_blocks)
-    apart = "of the worker: K of all blocks before V in a tensor, as FlashAttention of 0.22.1"
+    apart = "worker: store K of all blocks before V in a tensor, as FlashAttention of 0.22.1 does"
     add("--pairs-apart", action="store_true", help=apart)
-    lift = "of the worker: run what vLLM's configuration refuses for its runner V2"
+    lift = "worker: run what vLLM's configuration refuses on model runner V2"
     add("--lift-refusals", action="store_true", help=lift)
     add("--plant", metavar="NAME", action="append", help="plant a defect in the engine; repeatable")
     add("--plants", action="store_true", help="list the defects")

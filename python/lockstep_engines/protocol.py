@@ -36,7 +36,7 @@ Object = dict[str, Any]
 
 
 class Refused(Exception):
-    """The engine does not take a case or a request; the text says why."""
+    """The engine refuses a case or a request; the text gives the reason."""
 
 
 class ProtocolError(Exception):
@@ -48,7 +48,7 @@ class EngineFault(Exception):
 
 
 class _EndOfInput(BaseException):
-    """The input ends before the answer to a question."""
+    """The input ends before the answer to a query."""
 
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -80,7 +80,7 @@ def is_of_harness(error: BaseException) -> bool:
 
 
 class Client:
-    """What a connector of the engine asks Lockstep or reports to it during a call."""
+    """The queries and reports that an engine's connector sends to Lockstep during a call."""
 
     def __init__(self, source: BinaryIO, sink: BinaryIO) -> None:
         self._source, self._sink = source, sink
@@ -99,8 +99,8 @@ class Client:
         return answer
 
     def matched_tokens(self, name: str, local: int) -> tuple[int | None, bool]:
-        """How many tokens behind `local` can be loaded, None: ask again; and whether the load takes
-        longer than the step."""
+        """How many tokens after `local` can be loaded (None: query again), and whether the load
+        takes longer than the step."""
         question = {"ask": "matched_tokens", "id": name, "local": local}
         answer = self._ask(question, ("external", "async"))
         return answer["external"], answer["async"]
@@ -121,7 +121,7 @@ class Adapter(Protocol):
         """`engine` and `features`."""
 
     def open(self, case: Object, client: Client | None) -> Object:
-        """Begins a case; the reply's `opened`."""
+        """Starts a case; the reply's `opened`."""
 
     def close(self) -> None:
         """Forgets the case, if one is open."""
@@ -146,7 +146,7 @@ class Worker(Protocol):
         """`engine` and `features`."""
 
     def open(self, case: Object, client: Client | None) -> Object:
-        """Begins a case on the memory that it names; the reply's `opened`."""
+        """Starts a case on the memory that it names; the reply's `opened`."""
 
     def sample(self, sampled: Object) -> Object:
         """Processes the tokens of the previous step, by request; the reply's `sampled`."""
@@ -318,7 +318,7 @@ class Session:
 
 
 def failure(error: Exception) -> Object:
-    """The reply `failed`; `harness` is left out where the engine raised."""
+    """The reply `failed`; `harness` is left out if the engine raised."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     # An assertion without a message is named by its line.
     what = f"{type(error).__name__}: {str(error) or f'{last.line} (in {last.name})'}"
@@ -328,8 +328,8 @@ def failure(error: Exception) -> Object:
 
 
 def own_pipe() -> tuple[BinaryIO, BinaryIO]:
-    """Standard input, and standard output as its own file: everything else that is printed, by C
-    code also, goes to standard error."""
+    """Standard input, and standard output as a separate file: all other output, also that of C
+    code, goes to standard error."""
     sink = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     sys.stdout = sys.stderr
@@ -337,7 +337,7 @@ def own_pipe() -> tuple[BinaryIO, BinaryIO]:
 
 
 def serve(language: Language, target: Any, source: BinaryIO, sink: BinaryIO) -> None:
-    """Answers until the input ends."""
+    """Replies until the input ends."""
     client = Client(source, sink)
     session = Session(language, target, client)
     try:

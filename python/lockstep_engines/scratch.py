@@ -1,5 +1,5 @@
-"""Folders for what an engine wants to read from files: gone when they are left, and those of a
-process that was killed meanwhile at the next start."""
+"""Temporary folders for an engine's input files. A folder is removed when its context ends; folders
+of killed processes are removed at the next start."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SECONDS_TO_LOCK = 60
 
 @contextlib.contextmanager
 def folder() -> Iterator[str]:
-    """Its owner holds a lock on it, which ends with the process however that ends."""
+    """Its owner holds a lock on it, which the process releases however it ends."""
     path = tempfile.mkdtemp(prefix=_PREFIX)
     lock = os.open(path, os.O_RDONLY)
     try:
@@ -31,7 +31,7 @@ def folder() -> Iterator[str]:
 
 
 def remove_abandoned() -> None:
-    """Of processes that were killed."""
+    """Folders of processes that were killed."""
     for path in Path(tempfile.gettempdir()).glob(_PREFIX + "*"):
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime < _SECONDS_TO_LOCK:

@@ -63,7 +63,7 @@ def needed() -> frozenset[str]:
 
 
 def default_folder() -> Path:
-    """The folder that `./run engines` fills and `./run test` looks into."""
+    """The folder that `./run engines` fills and `./run test` searches."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("LOCKSTEP_ENGINES") or Path(cache) / "lockstep" / "engines")
 
@@ -81,7 +81,7 @@ def _run(*command: str | Path) -> None:
 
 
 def _pip(python: Path, *words: str | Path, wanted: str) -> None:
-    """Two tries of half a minute each reach an index, or there is none."""
+    """Runs pip; two attempts of half a minute each decide whether an index is reachable."""
     command = [python, "-m", "pip", *words, "--retries", "1", "--timeout", "30"]
     print("+", *command, flush=True)
     done = subprocess.run([str(part) for part in command], stderr=subprocess.PIPE, text=True)
@@ -95,7 +95,7 @@ def _pip(python: Path, *words: str | Path, wanted: str) -> None:
 
 
 def _make_environment(folder: Path) -> Path:
-    """The interpreter of the virtual environment in `folder`, which is made where it is missing."""
+    """The interpreter of the virtual environment in `folder`, which is made if it is missing."""
     python = folder / "bin" / "python"
     if not python.exists():
         try:
@@ -107,12 +107,12 @@ def _make_environment(folder: Path) -> Path:
 
 
 def _plain(name: str) -> str:
-    """A package's name as an index compares it."""
+    """A package's name, normalised as an index compares names."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def requirements_in(metadata: str) -> list[str]:
-    """The needed ones of a package's requirements, without extras, as pip takes them."""
+    """The needed requirements of a package, without extras, as arguments of pip."""
     needed_names = {_plain(name) for name in _NEEDED}
     found = []
     for line in email.message_from_string(metadata).get_all("Requires-Dist", []):
@@ -123,8 +123,8 @@ def requirements_in(metadata: str) -> list[str]:
 
 
 def unpack(engine: str, wheel: Path, folder: Path) -> list[str]:
-    """Puts the sources of a wheel into `folder`, and its metadata: without its version vLLM turns
-    Triton off. Returns the needed ones of its requirements."""
+    """Unpacks a wheel's sources and metadata into `folder`: without its version vLLM turns Triton
+    off. Returns its needed requirements."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         is_whole = engine != "vllm"
@@ -136,13 +136,14 @@ def unpack(engine: str, wheel: Path, folder: Path) -> list[str]:
 
 
 def _requirements_of(sources: Path, engine: str) -> list[str]:
-    """Those of sources that were unpacked before; none: they were not."""
+    """The needed requirements of sources that are already unpacked; empty: they are not."""
     metadata = next(sources.glob(f"{engine}-*.dist-info/METADATA"), None)
     return requirements_in(metadata.read_text()) if metadata else []
 
 
 def _install(python: Path, requirements: list[str], wanted: str) -> None:
-    """One environment serves all releases: the versions of the first that was set up stay."""
+    """One environment serves all releases: it keeps the versions of the first one that was set
+    up."""
     bare = [re.split(r"[ <>=!;~]", requirement)[0] for requirement in requirements]
     has_torch = not subprocess.run([python, "-c", "import torch"], capture_output=True).returncode
     chosen = bare if has_torch else requirements
@@ -150,7 +151,7 @@ def _install(python: Path, requirements: list[str], wanted: str) -> None:
 
 
 def _checks(engine: str, sources: Path) -> list[str]:
-    """What an interpreter runs if the engine is set up."""
+    """The code that an interpreter can run only if the engine is set up."""
     paths = [str(sources), str(Path(__file__).resolve().parents[1])]
     return [f"import sys; sys.path[:0] = {paths!r}; {check}" for check in _CHECKS[engine]]
 

@@ -46,7 +46,7 @@ _FUNCTIONS = {
 
 @dataclass
 class Layer:
-    """A layer as functions receive it. Zeros: no window, no chunk."""
+    """A layer as passed to functions. Zeros: no window, no chunk."""
 
     name: str
     kind: str
@@ -65,7 +65,8 @@ class Layer:
     v_scale_cache: Any = None
 
     def first_position(self, seq_len: Any) -> Any:
-        """The first position that the last of seq_len tokens attends to; of a tensor, for each."""
+        """The first position that the last of seq_len tokens attends to; elementwise for a
+        tensor."""
         if self.attention_chunk_size:
             return (seq_len - 1) // self.attention_chunk_size * self.attention_chunk_size
         window = self.sliding_window
@@ -165,7 +166,7 @@ class _Numpy:
 
 @dataclass
 class View:
-    """A tensor for any other library, on the machine's own memory; strides in bytes."""
+    """A tensor for any other library, in host memory; strides in bytes."""
 
     memory: mmap.mmap
     offset: int
@@ -175,7 +176,7 @@ class View:
 
 
 class _Plain:
-    """Views as View, lists of integers, and results as bytes: without any package."""
+    """Views as View, lists of integers, and results as bytes; needs no package."""
 
     name = f"python {sys.version.split()[0]}"
 
@@ -246,7 +247,7 @@ class Server:
         return self._memory
 
     def _finish(self) -> None:
-        """Waits for the GPU; raises what went wrong there."""
+        """Waits for the GPU; raises its errors."""
         if self._on_gpu:
             self._arrays.module.cuda.synchronize()
 
@@ -291,7 +292,7 @@ class Server:
         return {}
 
     def _wrong(self, output: Any, result: Any) -> str:
-        """Why the result of a function cannot become Lockstep's output; empty: it can."""
+        """Why Lockstep cannot use the result of a function; empty: it can."""
         if isinstance(self._arrays, _Plain):
             return "plain views have no results; leave attend, conv, ssm and delta out"
         shape = list(output.shape)
@@ -345,7 +346,7 @@ def _module_of(place: str) -> Any:
 
 
 def _functions_of(named: str, made: Any) -> list[str]:
-    """Those that the class has. Exits with one line where a signature does not fit."""
+    """The functions that the class has. Exits with one line if a signature does not match."""
     found = [name for name in _FUNCTIONS if callable(getattr(made, name, None))]
     if not found:
         _refuse(f"{named} has none of the functions {', '.join(_FUNCTIONS)}")

@@ -55,8 +55,8 @@ def _socket_path(folder: str) -> Path:
 
 
 def hand_over() -> None:
-    """Has a server run this command line, and exits as it exits. Returns where there is no server
-    to be had, and in a fork of one."""
+    """Has a server run this command line, and exits with its status. Returns if no server is
+    available, and in a server's fork."""
     folder = os.environ.pop(VARIABLE, None)
     if folder is None:
         return
@@ -82,7 +82,7 @@ def ask(server: socket.socket, command: list[str], path: list[str] | None) -> in
 
 
 def _connect(path: Path) -> socket.socket:
-    """Starts the server where there is none."""
+    """Starts the server if there is none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     server = socket.socket(socket.AF_UNIX)
     with open(path.with_suffix(".lock"), "w") as lock:
@@ -107,7 +107,8 @@ def _connect(path: Path) -> socket.socket:
 
 
 def list_imports() -> None:
-    """In the first fork, before the first message: what the server shall import for the next."""
+    """In the first fork, before the first message: lists the modules that the server imports for
+    later forks."""
     global _report
     if _report is None:
         return
@@ -210,7 +211,7 @@ def _keep(client: socket.socket, orders: Any, fds: list[int], report: int | None
 
 
 def _become(orders: Any, fds: list[int], report: int | None) -> None:
-    """In the engine's process: its command line from here on."""
+    """In the engine's process: adopts the engine's command line."""
     global _report
     _report = report
     for target, fd in enumerate(fds):
@@ -247,7 +248,7 @@ def _become(orders: Any, fds: list[int], report: int | None) -> None:
 
 
 def _run(command: list[str]) -> None:
-    """As the interpreter runs its arguments."""
+    """Runs the arguments as the interpreter does."""
     kind, *rest = command
     sys.argv[1:] = rest[1:]
     if kind == "-m":

@@ -64,9 +64,7 @@ class _Requests:
         ]
 
     def text(self) -> str:
-        return (
-            f"blocks of {self.block_size}, {self.queries} queries behind {self.computed} computed"
-        )
+        return f"blocks of {self.block_size}, {self.queries} queries after {self.computed} computed"
 
 
 def _fill(cache: torch.Tensor, requests: _Requests, rows: list[torch.Tensor]) -> None:

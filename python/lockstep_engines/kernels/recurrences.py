@@ -183,7 +183,7 @@ def _convolve_tokens(draw: random.Random) -> Trial:
         new[: len(kept)] = kept
         new[len(kept) :] = states.before[block].T[len(kept) :]
         written[block] = new.T
-    text = f"{dtype}, {channels} channels, width {width}, {counts} tokens behind {accepted}, "
+    text = f"{dtype}, {channels} channels, width {width}, {counts} tokens after {accepted}, "
     return states.trial(text + f"blocks {blocks}", [expected], [doubles(out)], written, dtype)
 
 
@@ -283,7 +283,7 @@ def _update_states(draw: random.Random) -> Trial:
         if not drafts:
             made = made[-1:]
         written |= {block: new for block, new in zip(target[i], made, strict=False) if block}
-    text = f"{mamba.text()}, {counts} tokens behind {accepted}, {table.tolist()} to "
+    text = f"{mamba.text()}, {counts} tokens after {accepted}, {table.tolist()} to "
     return states.trial(text + f"{target.tolist()}", [expected], [doubles(out)], written, dtype)
 
 
@@ -420,7 +420,7 @@ def _step_by_delta_rule(draw: random.Random, fuses: bool) -> Trial:
         if not drafts:
             made = made[-1:]
         written |= dict(zip(table[i], made, strict=False))
-    text = f"{layer.text()}, {counts} tokens behind {accepted}, blocks {table.tolist()}"
+    text = f"{layer.text()}, {counts} tokens after {accepted}, blocks {table.tolist()}"
     return states.trial(text, [expected], [doubles(out[0])], written, dtype)
 
 

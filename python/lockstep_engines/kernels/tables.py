@@ -36,7 +36,7 @@ class _Batch:
         ]
 
     def text(self) -> str:
-        return f"rows {self.rows}, {self.tokens} tokens behind {self.computed}"
+        return f"rows {self.rows}, {self.tokens} tokens after {self.computed}"
 
 
 def _blocks_for(draw: random.Random, num_tokens: int, block_size: int) -> list[int]:
@@ -256,7 +256,7 @@ def _inputs_of_second_runner(draw: random.Random) -> Trial:
         if draw.random() < 0.5 or first == 0:  # a chunk of the prompt, or its last one
             prompts[row] = draw.randint(end, max_len)
             logits.append(1)
-        else:  # behind it: one token and its drafts
+        else:  # after it: one token and its drafts
             batch.tokens[i] = 1 + draw.randint(0, min(drafts, max_len - first - 1))
             prompts[row] = draw.randint(1, first)
             logits.append(batch.tokens[i])

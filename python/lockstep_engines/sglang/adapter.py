@@ -2,8 +2,8 @@
 
 SGLang decides slots of tokens; they are shown as blocks (docs/engines.md#sglang): a page is a
 block, page 0, into which padding is written, is the null block. The pools of full attention, of
-sliding windows and of states have their own indices in SGLang; here they lie back to back
-in one pool of blocks.
+sliding windows and of states have their own indices in SGLang; here they are consecutive ranges of
+one pool of blocks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _DEFAULTS: dict[str, Any] = {
     "async_scheduling": False,
     "policy": "fcfs",
 }
-# Those that SGLang has no like of must have these values.
+# Options without a counterpart in SGLang must have these values.
 _WITHOUT_LIKE: dict[str, Any] = {
     "long_prefill_token_threshold": 0,
     "mamba_cache_mode": "none",
@@ -43,7 +43,7 @@ _WITHOUT_LIKE: dict[str, Any] = {
     "num_prefill_lookahead_tokens": 1,
     "prefix_match_unit": 0,
 }
-# Those that say of vLLM what SGLang decides in its own way.
+# Options of vLLM that SGLang decides in its own way.
 _WITHOUT_EFFECT = ("engine", "mamba_block_size", "scheduler_reserve_full_isl", "hash_algorithm")
 _OWN_DEFAULTS: dict[str, Any] = {
     "schedule_policy": "fcfs",
@@ -63,7 +63,7 @@ def _config_of(case: Object) -> Object:
             found[key] = value
         elif not key.startswith("x_") and key not in _WITHOUT_EFFECT:
             if key not in _WITHOUT_LIKE or value != _WITHOUT_LIKE[key]:
-                raise Refused(f"option {key} = {value}: nothing like it is driven in SGLang")
+                raise Refused(f"option {key} = {value} is not driven in SGLang")
     return found
 
 
@@ -85,12 +85,12 @@ def _kinds_of(case: Object, page_size: int) -> list[str]:
             raise Refused(f"two groups of kind {kind}: SGLang's share one pool of slots")
         kinds.append(kind)
     if "full" not in kinds:
-        raise Refused("no group of full attention: SGLang's tree is kept by its slots")
+        raise Refused("no group of full attention: SGLang's tree is indexed by its slots")
     return kinds
 
 
 def _pool_sizes(case: Object, kinds: list[str], given: Object, max_num_seqs: int) -> Object:
-    """How the blocks are shared out among the pools."""
+    """The blocks of each pool."""
     total = case["num_blocks"] - 1
     if not given:
         given = {"full": total}
@@ -254,7 +254,7 @@ class _Case:
             self._watch_states()
 
     def _watch_states(self) -> None:
-        """Notes copies of states as they are made."""
+        """Records copies of states as they are made."""
         pool = self.engine.rows.mamba_pool
         copy_from = pool.copy_from
 
@@ -271,14 +271,14 @@ class _Case:
     def add(self, event: Object) -> None:
         name = event["add"]
         if name in self._requests:
-            raise Refused(f"a request {name} is there already")
+            raise Refused(f"request {name} already exists")
         for key in ("min_tokens", "repetition_detection", "skip_reading_prefix_cache"):
             if event.get(key):
                 raise Refused(f"{key} is not driven")
         stop = [*event.get("stop_token_ids", ())]
         if event.get("eos") is not None:
             stop.append(event["eos"])
-        # An abort ends all whose ids begin with the one that it names: ids that none begins with.
+        # An abort ends all requests whose ids start with its id, so no id is a prefix of another.
         rid = f"{self._num_added}:{name}"
         self._num_added += 1
         try:
@@ -303,9 +303,9 @@ class _Case:
 
     def reset(self, running: bool) -> Object:
         if self._is_mid_turn:
-            raise ProtocolError("a reset between a decision and its output: it is not read there")
+            raise ProtocolError("found a reset between a decision and its output")
         if running and self._to_come:
-            raise ProtocolError("SGLang takes in the output to come before it sends all back")
+            raise ProtocolError("SGLang processes the pending output before it retracts all")
         done = self.engine.reset(running)
         if done:
             self._tree_blocks = set()
@@ -370,8 +370,8 @@ class _Case:
         return rows
 
     def _sent_back(self, running: Iterable[Req], tables: dict[str, Tables]) -> Object:
-        """Those that were retracted, and those whose tables are to be handed over again because the
-        tree has put its own slots in the place of theirs."""
+        """Requests that were retracted, and requests whose tables must be sent again because the
+        tree has replaced their slots with its own."""
         retracted = []
         for name, request in self._requests.items():
             if request.retraction_count != self._retractions.get(name, 0):
@@ -404,7 +404,7 @@ class _Case:
         if step != self._num_steps:
             raise ProtocolError(f"found step {step}; expected {self._num_steps}")
         if self._is_mid_turn or len(self._to_come) > self.engine.options.overlap:
-            raise ProtocolError(f"step {step} is asked for before the output of the previous step")
+            raise ProtocolError(f"found step {step} before the output of the previous step")
         self._num_steps += 1
         self._batch = self.engine.next_batch()
         self._is_mid_turn = bool(self._to_come)
@@ -431,8 +431,8 @@ class _Case:
         return reply | self._state()
 
     def _launch(self, sampled: dict[str, int]) -> None:
-        """A forward begins, in the order of event_loop_overlap. `sampled`: of the previous step,
-        whose result is processed after that."""
+        """Starts a forward pass, in the order of event_loop_overlap. `sampled`: of the previous
+        step, whose result is processed afterwards."""
         expected = self._inputs(sampled)
         self._check_inputs(self.engine.launch(self._batch), expected)
         if not sampled:
@@ -470,7 +470,7 @@ class _Case:
         for name, request in requests.items():
             reply["num_tokens"][name] = len(_tokens(request))
             if len(_tokens(request)) > before[name] and name not in sampled:
-                raise ProtocolError(f"request {name} has a row that samples, and no token")
+                raise ProtocolError(f"request {name} has a row that samples, but no token")
             if request.finished():
                 stopped.append([name, _reason_of(request)])
                 self._forget(name)
@@ -483,7 +483,7 @@ class _Case:
         return reply | self._state()
 
     def _take_in(self, tokens: list[int], sampled: dict[str, int]) -> None:
-        """`tokens`: one for each row, whether it samples or not."""
+        """`tokens`: one per row, whether it samples or not."""
         if not self.engine.options.overlap:
             expected = self._inputs({})
             read = self.engine.take_in(self._batch, tokens)

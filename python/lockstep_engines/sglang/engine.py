@@ -1,10 +1,10 @@
-"""SGLang's Scheduler without a model, a device or a process around it.
+"""SGLang's Scheduler without a model, a device or its own process.
 
 The scheduler's own methods run as they are: admission, chunked prefill, retraction, the radix tree,
 allocators and request rows, the results' processing, and the checks that it makes when idle. Only
-its construction is replaced, since that wants a model and a device, and with it the forward pass:
-_Worker returns the tokens that it was given. What only reports (metrics, streams, sockets) is an
-object that takes everything and does nothing.
+its construction, which needs a model and a device, and the forward pass are replaced: _Worker
+returns the tokens that it received. Reporting parts (metrics, streams, sockets) are objects that
+accept everything and do nothing.
 
 Only this file and sglang/adapter.py import SGLang.
 """
@@ -98,7 +98,7 @@ class Options:
 
 
 class _Ignored:
-    """Takes everything and does nothing: metrics, traces, sockets."""
+    """Accepts everything and does nothing: metrics, traces, sockets."""
 
     def __init__(self, **known: Any) -> None:
         self.__dict__.update(known)
@@ -115,9 +115,8 @@ class _Stages(_Ignored):
 
 
 class _Worker:
-    """Instead of a forward pass: the tokens of `next_token_ids`, one a row.
-
-    The deferred work on states that the forward begins with is done (ModelRunner).
+    """Replaces the forward pass with the tokens of `next_token_ids`, one per row. It performs the
+    deferred work on states that a forward pass starts with (ModelRunner).
     """
 
     def __init__(self, model_config: Any, kv_pool: Any) -> None:
@@ -143,7 +142,7 @@ class _Worker:
 
 
 class _Scheduler(Scheduler):
-    """A Scheduler whose parts are put in one by one."""
+    """A Scheduler whose parts are set one by one."""
 
     def __init__(self) -> None:  # the parent's builds a model
         pass
@@ -260,7 +259,7 @@ def _request_rows(options: Options) -> ReqToTokenPool:
 
 
 def _token_allocator(options: Options, rows: ReqToTokenPool) -> Any:
-    """SGLang's choice of allocator and pool (KVCacheConfigurator), for the kinds that are here."""
+    """SGLang's choice of allocator and pool (KVCacheConfigurator), for the case's kinds."""
     page = options.page_size
     size = options.full_pages * page
     if options.swa_pages:
@@ -452,7 +451,7 @@ class Engine:
         return s
 
     def _output_sent(self, output: Any, req: Any) -> None:
-        """An end that the scheduler tells the front end of without a result."""
+        """An end that the scheduler reports to the front end without a result."""
         if isinstance(output, AbortReq) and isinstance(req, Req):
             self.ended.append(req)
 
@@ -465,8 +464,8 @@ class Engine:
         priority: int | None,
         cache_salt: str | None,
     ) -> Req:
-        """The request, in the waiting queue. Raises ValueError if SGLang would not serve it as it
-        is: it answers those with an error, or with fewer tokens."""
+        """The request, in the waiting queue. Raises ValueError if SGLang would answer it with an
+        error, or with fewer tokens."""
         parameters = SamplingParams(
             max_new_tokens=max_new_tokens, stop_token_ids=stop_token_ids, temperature=0
         )
@@ -510,9 +509,9 @@ class Engine:
         self.scheduler.abort_request(AbortReq(rid=rid))
 
     def next_batch(self) -> ScheduleBatch | None:
-        """The first half of the event loop's turn: what it decides. 0.5.22 notes that a full batch
-        has ended only after it has looked for prefills: that turn is idle, and the next one is
-        not."""
+        """The first half of the event loop's turn: what it decides. 0.5.22 notices that a full
+        batch has ended only after it has looked for prefills: that turn is idle, and the next one
+        is not."""
         was_full = self.scheduler.running_batch.batch_is_full
         batch = self._turn()
         if not batch and was_full and not self.scheduler.running_batch.batch_is_full:
@@ -544,7 +543,7 @@ class Engine:
         return self.worker.input_ids
 
     def launch(self, batch: ScheduleBatch) -> list[int]:
-        """The second half as event_loop_overlap has it: a forward begins, whose tokens are to come.
+        """The second half in event_loop_overlap: a forward pass starts, whose tokens are pending.
         Returns what the model read."""
         s = self.scheduler
         self.worker.next_token_ids = []
@@ -553,15 +552,15 @@ class Engine:
         return self.worker.input_ids
 
     def sampled(self, next_token_ids: list[int]) -> None:
-        """The tokens of the forward that is first in the queue, for its result and for the relay
-        from which the next one reads them."""
+        """The tokens of the first forward pass in the queue, for its result and for the relay from
+        which the next pass reads them."""
         batch, result = self.scheduler.result_queue[0]
         result.next_token_ids.copy_(torch.tensor(next_token_ids))
         relay = self.scheduler.future_map.output_tokens_buf
         relay[batch.req_pool_indices] = result.next_token_ids
 
     def process_first(self, last_batch: ScheduleBatch | None) -> None:
-        """The result of the forward that is first in the queue. `last_batch`: the one behind it."""
+        """The result of the first forward pass in the queue. `last_batch`: the next one."""
         s = self.scheduler
         s.process_batch_result(*s.result_queue.popleft())
         s.last_batch = last_batch
@@ -577,8 +576,8 @@ class Engine:
         return bool(done)
 
     def running(self, decided: ScheduleBatch | None) -> list[Req]:
-        """All that have rows or will have one without being admitted again; `decided` is the batch
-        whose output is to come."""
+        """All requests that have rows or will have one without being admitted again; `decided` is
+        the batch whose output is pending."""
         s = self.scheduler
         found: dict[int, Req] = {}
         for batch in (s.running_batch, decided or s.last_batch):

@@ -31,7 +31,7 @@ _CONNECTORS = {
     False: "lockstep_engines.vllm.connector.AskingConnectorOfOneGroup",
 }
 
-# Options of a case that vllm_engine passes on, or that say how they are to be understood.
+# Options of a case that vllm_engine passes on, or that determine their meaning.
 _CONFIG_KEYS = frozenset(
     """max_num_seqs max_num_batched_tokens max_model_len block_size mamba_block_size
     enable_prefix_caching enable_chunked_prefill async_scheduling scheduler_reserve_full_isl
@@ -39,7 +39,7 @@ _CONFIG_KEYS = frozenset(
     hash_algorithm num_hash_lookahead_tokens num_prefill_lookahead_tokens prefix_match_unit
     prefix_cache_retention_interval""".split()
 )
-# Of those that every case needs, vLLM's defaults.
+# vLLM's defaults of options that every case needs.
 _DEFAULTS = {
     "max_num_seqs": 256,
     "max_num_batched_tokens": 8192,
@@ -52,12 +52,12 @@ _CONNECTOR_KEYS = frozenset(
 )
 _GROUP_KEYS = frozenset(("layers", "spec", "layer_specs", "layers_per_page", "is_eagle_group"))
 _GARBAGE_MAX = 200_000  # objects that cases may leave until they are collected
-# What vLLM raises of a configuration that it does not take.
+# What vLLM raises for a configuration that it refuses.
 _REFUSALS = (NotInThisRelease, *CLIENT_ERRORS, AssertionError, NotImplementedError)
 
 
 def _features() -> list[str]:
-    """What this release can be asked for, in the protocol's words."""
+    """The features of this release, in the protocol's terms."""
     reset = inspect.signature(Scheduler.reset_prefix_cache).parameters
     params = inspect.signature(vllm_engine.SamplingParams).parameters
     found = vllm_engine.kinds() + ["async_scheduling", "priority", "dcp", "pcp", "connector"]
@@ -84,7 +84,7 @@ def _reason(error: BaseException) -> str:
 def _refuse_others(what: str, found: Object, known: frozenset[str]) -> None:
     for key, value in found.items():
         if key not in known and not key.startswith("x_"):
-            raise Refused(f"found {what} {key} = {value}; this adapter passes none of that name on")
+            raise Refused(f"found {what} {key} = {value}; this adapter does not pass it to vLLM")
 
 
 class _Case:
@@ -113,7 +113,8 @@ class _Case:
         self._left_while_loading: set[str] = set()
 
     def refuse_at_front_end(self, event: Object, num_tokens: int) -> None:
-        """As vLLM's front end does, which the engine core leaves it to: raises Refused."""
+        """Checks a request as vLLM's front end does, since the engine core does not: raises
+        Refused."""
         if num_tokens == 0:
             raise Refused("the prompt is empty")
         if num_tokens >= self._max_model_len:
@@ -122,7 +123,7 @@ class _Case:
                 f"{self._max_model_len} takes no more than {self._max_model_len - 1}"
             )
         if event["add"] in self.scheduler.requests:
-            raise Refused(f"a request {event['add']} is there already")
+            raise Refused(f"request {event['add']} already exists")
 
     def add(self, event: Object) -> None:
         tokens = expand(event["prompt"])
@@ -201,11 +202,11 @@ class _Case:
         return reply | self._state()
 
     def _is_held(self, request: Any) -> bool:
-        """Whether a request has ended and keeps its blocks, as only a connector has it do."""
+        """Whether a request has ended but keeps its blocks, which only a connector causes."""
         return self._connector is not None and request.is_finished()
 
     def _report_of(self, message: Object) -> KVConnectorOutput | None:
-        """What the workers of a connector have to say."""
+        """The report of a connector's workers."""
         worker = message.get("worker")
         if worker is None:
             return None
@@ -230,7 +231,7 @@ class _Case:
         return line
 
     def _waiting_to_load(self) -> set[str]:
-        """Requests with a load in flight, of those that are live."""
+        """Live requests with a load in flight."""
         if self._connector is None:
             return set()
         received = self.scheduler.finished_recving_kv_req_ids

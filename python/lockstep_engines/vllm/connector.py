@@ -1,7 +1,6 @@
-"""A KV connector that moves nothing: it passes the questions of vLLM's scheduler to its client.
-
-vLLM makes it by name, like any connector that is not its own. The caller sets `client` and reports
-loads in place of a worker.
+"""A KV connector that moves no blocks: it passes the queries of vLLM's scheduler to its client.
+vLLM constructs it by name, like any external connector. The caller sets `client` and reports loads
+instead of a worker.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 
 class AskingConnectorOfOneGroup(KVConnectorBase_V1):
-    """The side of the scheduler, of a connector that takes no hybrids. `client` is as
+    """The scheduler's side of a connector that does not support hybrids. `client`: a
     protocol.Client."""
 
     client: Any

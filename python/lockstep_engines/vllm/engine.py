@@ -1,8 +1,8 @@
 """vLLM's scheduler on a CPU, with the model replaced by the caller.
 
 make_engine() builds the scheduler for the header of a recording out of vLLM's own public classes;
-an Engine then plays the part of vLLM's engine loop, step by step. Any release since 0.20.0; what
-one lacks is refused with its name.
+an Engine then plays the part of vLLM's engine loop, step by step. Any release since 0.20.0; a
+feature that a release lacks is refused by name.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ __all__ = ["KVConnectorOutput", "PauseState", "RequestStatus", "SamplingParams",
 
 def _version() -> str:
     """vLLM's version, without a build's local part. A checkout that was never built has none: then
-    what git calls it, the release before it first."""
+    git's description, which starts with the previous release."""
     version = vllm.__version__.split("+", 1)[0]
     if version_key(version) < version_key(""):
         return version
@@ -69,7 +69,7 @@ VERSION = _version()
 RELEASE = nearest_release(VERSION)
 
 
-# What vLLM's front end raises of parameters that it does not take.
+# What vLLM's front end raises for parameters that it refuses.
 CLIENT_ERRORS = (ValueError, VLLMValidationError)
 
 
@@ -109,7 +109,7 @@ _KINDS_BY_KEY = {
 }
 
 
-# What only memory and kernels look at: a release without the field decides the same.
+# Fields that only memory and kernels use: a release without the field decides the same.
 _OF_MEMORY = (
     "alignment",
     "cache_dtype_str",
@@ -126,7 +126,7 @@ def _fields_of(cls: type) -> frozenset[str]:
 
 
 def kinds() -> list[str]:
-    """The format's words for the kinds of cache that can be built."""
+    """The format's names of the kinds of cache that can be built."""
     return [word for word, name in _KINDS.items() if hasattr(kv, name)] + ["mamba"]
 
 
@@ -147,7 +147,7 @@ def _class_of(spec: dict[str, Any]) -> type:
 
 
 def make_spec(spec: dict[str, Any], is_draft: bool = False) -> Any:
-    """vLLM's spec for one in the words of the recording format."""
+    """vLLM's spec for a spec of the recording format."""
     cls = _class_of(spec)
     keys: dict[str, Any] = {"is_draft": True} if is_draft else {}
     for key, value in spec.items():
@@ -176,8 +176,8 @@ def make_spec(spec: dict[str, Any], is_draft: bool = False) -> Any:
 
 
 def _bare(cls: type, **fields: Any) -> Any:
-    """An object of one of vLLM's configuration classes with these fields only: making a whole one
-    wants a model, a device and the network."""
+    """An object of one of vLLM's configuration classes with these fields only: constructing a
+    complete one needs a model, a device and the network."""
     made: Any = object.__new__(cls)
     for name, value in fields.items():
         object.__setattr__(made, name, value)
@@ -185,8 +185,8 @@ def _bare(cls: type, **fields: Any) -> Any:
 
 
 class Speculative(SimpleNamespace):
-    """What the scheduler asks of a speculative configuration; `method` is the format's word or,
-    for drafters that it counts as EAGLE, vLLM's."""
+    """What the scheduler reads from a speculative configuration; `method` is the format's name or,
+    for draft models that it counts as EAGLE, vLLM's."""
 
     num_speculative_tokens_per_batch_size = None
     disable_eagle_block_drop = False
@@ -228,8 +228,8 @@ def _speculative(config: dict[str, Any]) -> Speculative | None:
 
 
 class ModelStandIn(SimpleNamespace):
-    """What the scheduler asks of a model's configuration: it has none of the abilities that a
-    release may ask for, but those given."""
+    """What the scheduler reads from a model's configuration: of the abilities that a release may
+    check, it has only those given."""
 
     def __getattr__(self, name: str) -> bool:
         if name.startswith(("enable_", "is_", "supports_", "uses_")):
@@ -366,7 +366,8 @@ def make_groups(header: dict[str, Any]) -> list[Any]:
 
 
 def scheduler_groups(header: dict[str, Any]) -> list[Any]:
-    """As vLLM's scheduler is given them: of layers that differ in size alone, the first's spec."""
+    """The groups as vLLM's scheduler receives them: for layers that differ only in size, the first
+    layer's spec."""
     groups = make_groups(header)
     for group in groups:
         if layers := getattr(group.kv_cache_spec, "kv_cache_specs", None):
@@ -478,7 +479,7 @@ def output_of_model(output: Any, sampled: dict[str, list[int]]) -> ModelRunnerOu
 
 
 def _retention(config: dict[str, Any]) -> dict[str, int]:
-    """The argument of KVCacheConfig that says what of windows and states stays cached."""
+    """The argument of KVCacheConfig that determines which windows and states stay cached."""
     name = "prefix_cache_retention_interval"
     if config.get(name, -1) < 0:
         return {}
@@ -488,8 +489,8 @@ def _retention(config: dict[str, Any]) -> dict[str, int]:
 
 
 def _num_hash_lookahead(vllm_config: Any, header: dict[str, Any]) -> int:
-    """The tokens after a block that its hash covers: as vLLM's engine core takes it, where the
-    release has any. Raises NotInThisRelease where the header has other ones."""
+    """The tokens after a block that its hash covers, as vLLM's engine core derives them, if the
+    release has any. Raises NotInThisRelease if the header has another number."""
     asked = header["config"].get("num_hash_lookahead_tokens", -1)
     has = getattr(vllm_config, "num_hash_lookahead_tokens", 0)
     if asked not in (-1, has):
@@ -504,8 +505,8 @@ def make_engine(
     groups: list[Any] | None = None,
 ) -> Engine:
     """An engine for the header of a recording; `scheduler_cls`: instead of vLLM's own;
-    `connector`: of a header that has one, the one whose answers are given to it; `groups`: those
-    that the header's were made of, where it does not say all of them."""
+    `connector`: module and class for a header that has a connector; `groups`: the groups from
+    which the header's were made, if the header does not describe them completely."""
     config = make_config(header, connector)
     groups = groups or make_groups(header)
     kept = _retention(header["config"])

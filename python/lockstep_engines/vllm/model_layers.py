@@ -1,7 +1,7 @@
-"""What each layer of a model keeps, by vLLM's own model classes: without weights, without a GPU.
+"""The cache of each layer of a model, from vLLM's own model classes: no weights, no GPU.
 
 take_the_place_of_a_gpu() comes before anything imports torch or vLLM. The platform is vLLM's own
-for CUDA and reports an H100. Modules that only a build has are empty; no kernel runs.
+for CUDA and reports an H100. Compiled modules are empty; no kernel runs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lockstep_engines.worker import device as worker_device
 
 
 class _Compiled(types.ModuleType):
-    """A compiled module, as far as an import asks for it: names are there and do nothing."""
+    """A compiled module as an import needs it: its names exist and do nothing."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -51,8 +51,8 @@ class _CompiledModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _stand_in_for_operators(torch: Any, every: bool) -> None:
-    """Operators of the compiled modules that report what the device supports say yes. `every`:
-    the others exist too, and do nothing."""
+    """Compiled operators that report the device's features return true. `every`: the others also
+    exist, and do nothing."""
     find = torch._ops._OpNamespace.__getattr__
 
     def found(namespace: Any, name: str) -> Any:
@@ -138,7 +138,7 @@ class Layers:
 
 
 def _single_rank(config: Any) -> None:
-    """The process groups of one rank, which model classes read their sizes from."""
+    """The process groups of one rank, from which model classes read their sizes."""
     from vllm.config import set_current_vllm_config
     from vllm.distributed import parallel_state
 
@@ -227,8 +227,8 @@ def _accept_configuration(folder: str) -> None:
 
 
 def layers_of(folder: str) -> Layers:
-    """What vLLM makes of the folder of a config.json; `options`: of EngineArgs. Raises what vLLM
-    raises of a configuration that it refuses."""
+    """The layers that vLLM builds for the folder of a config.json. Raises vLLM's own error for a
+    configuration that it refuses."""
     import vllm
     from vllm.engine.arg_utils import EngineArgs
     from vllm.platforms import current_platform
@@ -268,7 +268,7 @@ def described(folder: str) -> dict[str, Any]:
 
 
 def _sentence(error: Exception) -> str:
-    """The first line of what vLLM says; pydantic puts its own around it."""
+    """The first line of vLLM's message, without the lines that pydantic adds."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = next((line for line in lines if line.startswith("Value error, ")), lines[0] if lines
                 else type(error).__name__)  # fmt: skip
