@@ -24,7 +24,7 @@ STATE = ("running", "waiting", "skipped", "free_blocks")
 
 
 def full_attention_case(num_blocks: int, seed: int = 0, **config: Any) -> Line:
-    """One layer of full attention, blocks of 16 tokens; `config`: options besides."""
+    """One layer of full attention, blocks of 16 tokens; `config`: further options."""
     spec = {"type": "full", "block_size": 16, "num_kv_heads": 2, "head_size": 64, "dtype": "bf16"}
     return {
         "config": {"max_num_seqs": 4, "block_size": 16, "enable_prefix_caching": True} | config,
@@ -50,7 +50,7 @@ class Adapter:
         self.answer: Any = None  # what a question of the engine is answered with: a function
 
     def send(self, message: Line) -> Line:
-        """The reply to a message; questions in between are answered."""
+        """The reply to a message; queries before it are answered."""
         self.write(encode(message))
         while True:
             line = self.read()

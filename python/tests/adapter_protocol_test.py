@@ -1,4 +1,4 @@
-"""The engine's side of the scheduler protocol, with an engine that is made up: no vLLM needed."""
+"""The engine's side of the scheduler protocol, with a fake engine: no vLLM needed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ADD = {"add": "a", "prompt": [[1, 20]], "max_tokens": 2, "arrival": 0.0}
 
 
 class MadeUp:
-    """Takes one request, asks for it as a connector does, and fails on demand."""
+    """Accepts one request, queries for it as a connector does, and fails on demand."""
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
@@ -63,7 +63,7 @@ class MadeUp:
 
 
 def replies_to(*messages: Any, adapter: MadeUp | None = None) -> list[Any]:
-    """What is written in reply to these lines, questions included."""
+    """The replies to these lines, queries included."""
     lines = [line if isinstance(line, bytes) else encode(line) for line in messages]
     sink = io.BytesIO()
     sink.close = lambda: None  # type: ignore[method-assign]

@@ -1,7 +1,6 @@
-"""vLLM behind the scheduler protocol decides what is recorded of it.
-
-Of the installed vLLM, or of the unpacked sources that $LOCKSTEP_VLLM names (several: as in PATH).
-Skipped, with exit status 77, where there is neither.
+"""vLLM under the scheduler protocol repeats its recorded decisions. It is the installed vLLM, or
+the unpacked sources that $LOCKSTEP_VLLM names (several: as in PATH). Without either the test is
+skipped with exit status 77.
 """
 
 from __future__ import annotations
@@ -223,7 +222,7 @@ class AdapterTest(unittest.TestCase):
 
 
 def load_tests(loader: unittest.TestLoader, *_: Any) -> unittest.TestSuite:
-    """The tests once for each vLLM that is there."""
+    """Runs the tests once per available vLLM."""
     suite = unittest.TestSuite()
     for folder in FOLDERS or [None]:
         name = f"AdapterTest of {folder}" if folder else "AdapterTest"

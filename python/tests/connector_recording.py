@@ -1,7 +1,5 @@
-"""vLLM's two schedulers with a DrawnConnector, each written down as a recording.
-
-A recording of serving has no connector, so this is not part of the recorder: it needs a connector
-that says what it answered.
+"""Records vLLM's two schedulers with a DrawnConnector. A recording of a server has no connector, so
+this is not part of the recorder: it needs a connector that reports its answers.
 """
 
 from __future__ import annotations
@@ -65,12 +63,12 @@ class _ConnectorStepLog(StepLog):
             line["hisparse"] = told
 
     def reported(self, report: dict[str, Any]) -> None:
-        """The workers have run the last step, and have something to say."""
+        """The workers have run the last step and report."""
         self._lines[-1].tail["worker"] = report
         self.received.update(report["received"])
 
     def keeps(self, held: list[str]) -> None:
-        """These requests ended, and their blocks stay."""
+        """These requests ended but keep their blocks."""
         if held:
             self._lines[-1].tail.setdefault("held", []).extend(held)
 
@@ -93,7 +91,7 @@ class _ConnectorStepLog(StepLog):
 
 
 class _Recorded:
-    """Goes in front of a scheduler in the order of base classes."""
+    """Precedes a scheduler in the order of base classes."""
 
     path: Path
     header: dict[str, Any]

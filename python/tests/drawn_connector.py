@@ -1,4 +1,4 @@
-"""A KV connector whose answers and reports are generated from a seed, and kept to be written down.
+"""A KV connector whose answers and reports are generated from a seed, and kept for the recording.
 
 Scheduler and worker are one object: the worker reports with a step's output what the
 scheduler received at its beginning. Steps are counted by report().
@@ -25,7 +25,7 @@ class DrawnConnector(ScriptedConnector):
     """REQUIRES: begin() before the first step."""
 
     def begin(self, name: str, block_size: int, takes_losses: bool) -> None:
-        """`name`: the seed. Loads fail only in engines of one group: vLLM takes no other."""
+        """`name`: the seed. Loads fail only in engines of one group: vLLM supports no others."""
         self._rng = random.Random(name)
         self._block_size = block_size
         self._lossy = self._rng.choice((0.0, 0.3, 0.7)) if takes_losses else 0.0

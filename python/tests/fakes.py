@@ -1,4 +1,4 @@
-"""A scheduler's objects as the recorder sees them, without vLLM: attributes and nothing else."""
+"""A scheduler's objects as the recorder sees them, without vLLM: only attributes."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def config(**changes: Any) -> Any:
 
 
 def drafts(method: str, **fields: Any) -> Any:
-    """A SpeculativeConfig; `method` is the format's word for it."""
+    """A SpeculativeConfig; `method` is the format's name for it."""
     defaults = dict(
         method=method,
         num_speculative_tokens=2,
@@ -138,11 +138,11 @@ class Scheduler:
 
 
 class AsyncScheduler(Scheduler):
-    """One that decides before the last step's tokens are there."""
+    """A scheduler that decides before the last step's tokens arrive."""
 
 
 class Embeddings:
-    """A tensor of bytes, one a token."""
+    """A tensor of bytes, one per token."""
 
     def __init__(self, rows: list[int]) -> None:
         self._rows = rows

@@ -62,7 +62,7 @@ class FindingsTest(unittest.TestCase):
 
 
 def load_tests(loader: unittest.TestLoader, *_: object) -> unittest.TestSuite:
-    """The test once for each vLLM that is there."""
+    """Runs the test once per available vLLM."""
     suite = unittest.TestSuite()
     for folder in FOLDERS:
         of_folder = type(f"FindingsTest of {folder}", (FindingsTest,), {"folder": folder})

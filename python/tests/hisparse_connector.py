@@ -1,10 +1,10 @@
 """vLLM's HiSparse connector on the scheduler's side, with peers and workers that are generated from
 a seed.
 
-Its decisions are vLLM's own (HiSparseConnectorScheduler and the coordinator behind it). The peers
-stand for a second connector of a MultiConnector, which is where prefixes come from that are loaded
-into host pages. A worker runs what a step tells it at that step or the next, as
-HiSparseConnectorWorker does, and reports each transfer as complete some steps later.
+Its decisions are vLLM's own (HiSparseConnectorScheduler and its coordinator). The peers stand for a
+second connector of a MultiConnector, which supplies the prefixes that are loaded into host pages. A
+worker runs what a step tells it at that step or the next, as HiSparseConnectorWorker does, and
+reports each transfer as complete some steps later.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vllm.v1.outputs import KVConnectorOutput
 
 
 def words_of(metadata: Any, host_pool: Any) -> dict[str, Any]:
-    """What a step tells the workers, in a recording's terms, and the host pool's free blocks."""
+    """A step's commands to the workers, in a recording's terms, and the host pool's free blocks."""
     line: dict[str, Any] = {
         "transfers": [
             [

@@ -1,6 +1,5 @@
-"""What the tests inside an installed vLLM share: the folders of recordings, and vLLM itself.
-
-Where vLLM cannot be imported, importing this ends the process: exit status 77, which says skipped.
+"""Shared by the tests inside an installed vLLM: the folders of recordings, and vLLM itself. If vLLM
+cannot be imported, importing this module ends the process with exit status 77 (skipped).
 """
 
 from __future__ import annotations

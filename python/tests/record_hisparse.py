@@ -23,7 +23,7 @@ FAMILIES = ("hisparse", "hisparse_async", "hisparse_drafts", "hisparse_async_dra
 
 
 def groups_of(rng: random.Random, block_size: int) -> list[dict[str, Any]]:
-    """As vLLM lays them out: source, indexer, resident, hot, and others behind them."""
+    """Groups in vLLM's order: source, indexer, resident, hot, then others."""
     rows = {"num_kv_heads": 1, "head_size": 576, "dtype": "bf16"}
     source = {"type": "mla", "block_size": block_size} | rows
     indexer = source | {"head_size": 132, "dtype": rng.choice(("bf16", "uint8"))}

@@ -125,7 +125,7 @@ def _context_parallel(rng: random.Random) -> Parts:
 
 
 def _whole_caches(rng: random.Random) -> Parts:
-    """Caches that ranks shard and caches that each replicates: rows and windows."""
+    """Caches that ranks shard and caches that every rank replicates: rows and windows."""
     options: dict[str, Any] = {"block_size": 16, "dcp": rng.choice((2, 2, 4)), "max_model_len": 512}
     whole = {"dcp_sharded": False}
     beside = [full(16) | whole, full(32) | whole, _window(rng, 16) | whole, _window(rng, 8) | whole]
@@ -145,7 +145,7 @@ def _chunk(rng: random.Random, block_size: int) -> dict[str, Any]:
 
 
 def _mixed(rng: random.Random) -> Parts:
-    """Anything with anything: combinations that no family of its own stands for."""
+    """Mixed options: combinations that have no family of their own."""
     parts = rng.choice(
         (
             _hybrid(_window),
@@ -252,7 +252,7 @@ def make_header(family: str, seed: int) -> dict[str, Any]:
 
 
 class Workload:
-    """What clients send and the model answers, all of it drawn from one seed."""
+    """The clients' requests and the model's outputs, all generated from one seed."""
 
     def __init__(self, header: dict[str, Any], num_requests: int = 24) -> None:
         self.rng = random.Random(f"workload {header['family']} {header['seed']}")
@@ -292,7 +292,7 @@ class Workload:
         return event
 
     def _rare_parameters(self, max_tokens: int) -> dict[str, Any]:
-        """What few requests ask for; repetitions are frequent in what token() draws for them."""
+        """Parameters of few requests; token() generates frequent repetitions for them."""
         rng = self.rng
         rare: dict[str, Any] = {}
         if rng.random() < 0.4:
@@ -309,15 +309,15 @@ class Workload:
         return rare
 
     def answered(self, name: str, tokens: list[int]) -> None:
-        """The model's tokens for one request, for workloads that continue from answers."""
+        """The model's tokens for one request, for workloads that continue from outputs."""
 
     def arrivals(self) -> list[dict[str, Any]]:
-        """Requests that come before the next step."""
+        """Requests that arrive before the next step."""
         count = self.rng.choice((0, 0, 0, 1, 1, 2, 4))
         return [self.request() for _ in range(min(count, self.left))]
 
     def token(self) -> int:
-        """One sampled token; now and then one that ends a request which listens to it."""
+        """One sampled token; sometimes one of the request's end or stop tokens."""
         if self.rng.random() < 0.06:
             return self.rng.choice((EOS, *STOP_TOKENS))
         if self.header_family in WITH_ALL_PARAMETERS:
@@ -331,7 +331,7 @@ class Workload:
         return [*head, self.token()]
 
     def drafts(self) -> list[int]:
-        """Drafts for one request: as many as configured, or with ngram whatever was found."""
+        """Drafts for one request: the configured number, or with ngram as many as were found."""
         count = self.config["num_spec_tokens"]
         if self.config["spec_method"] == "ngram":
             count = self.rng.randint(0, count)

@@ -1,6 +1,4 @@
-"""A KV connector whose answers are written down.
-
-The caller puts in what it is to answer in a step.
+"""A KV connector with scripted answers: the caller sets them for each step.
 """
 
 from collections import deque
@@ -20,8 +18,9 @@ class ScriptedConnector(AskingConnector):
         self._held: set[str] = set()
 
     def expect(self, answers: Iterable[dict[str, Any]], held: Iterable[str]) -> None:
-        """What to answer in the next step, in this order, and whose blocks to keep when they
-        finish. AssertionError when the previous step asked less than it was to."""
+        """Sets the answers of the next step, in query order, and the requests that keep their
+        blocks when they finish. AssertionError if the previous step made fewer queries than
+        expected."""
         assert not self._answers, f"vLLM did not ask for {list(self._answers)}"
         self._answers.extend(answers)
         self._held = set(held)

@@ -1,8 +1,8 @@
 """vLLM's own engine loop over a scheduler, with an executor that answers from a workload.
 
-EngineCore's methods run as they are: when a step is scheduled, when its output is waited for, and
-where disconnected clients are noticed is vLLM's doing. Only its construction is replaced, since
-that wants a model and a device.
+EngineCore's methods run unmodified: vLLM decides when a step is scheduled, when the loop waits for
+its output, and where disconnected clients are noticed. Only its construction is replaced, since
+that needs a model and a device.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lockstep_engines.vllm import engine as vllm_engine
 
 
 class _Answer(Future):
-    """A step's tokens, there when asked for."""
+    """A step's tokens, available when requested."""
 
     def __init__(self, output: ModelRunnerOutput, is_there: bool, on_result: Any) -> None:
         super().__init__()
@@ -144,8 +144,8 @@ class ServedEngine:
             self._pause_or_go_on()
 
     def _pause_or_go_on(self) -> None:
-        """As the engine core pauses: new requests wait, or everything does; an `abort` ends what
-        is there first."""
+        """Pauses as the engine core does: new requests wait, or all requests do; with `abort` the
+        current ones end first."""
         rng, scheduler = self.workload.rng, self.scheduler
         if scheduler.pause_state != PauseState.UNPAUSED:
             if rng.random() < 0.3 or not self.workload.left:
@@ -163,8 +163,8 @@ class ServedEngine:
                     scheduler.reset_prefix_cache(reset_running_requests=True)
 
     def run(self, steps_max: int = 600) -> int:
-        """Serves until nothing is left to do. Returns how many times the loop went round; whatever
-        cannot make progress is left unfinished."""
+        """Serves until no work is left. Returns the turns of the loop; requests that cannot make
+        progress stay unfinished."""
         for turn in range(steps_max):
             self._between_steps()
             if not (self.workload.left or self.scheduler.has_requests() or self.core.batch_queue):

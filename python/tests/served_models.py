@@ -1,8 +1,8 @@
 """Models as vLLM 0.33.0 serves them: layers, block sizes and defaults, planned by vLLM itself.
 
-A Model says which layers there are, in the words of the recording format, and what drafts; vLLM's
-planner makes the groups. Sizes are those of the models of that name, layers may be fewer. What the
-state layers export inside a prefill is what their kernels do on the device named in the comment.
+A Model lists its layers, in the recording format's terms, and its draft model; vLLM's planner makes
+the groups. Sizes are those of the models of that name, layers may be fewer. What the state layers
+export inside a prefill is what their kernels do on the device named in the comment.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ROW_BYTES = 584  # of a row of MLA in fp8, with its scales
 
 @dataclass(frozen=True)
 class Drafts:
-    """A drafter whose layers keep a cache."""
+    """A draft model whose layers keep a cache."""
 
     method: str  # vLLM's
     num_tokens: int
@@ -41,7 +41,7 @@ class Drafts:
 
 @dataclass(frozen=True)
 class Model:
-    """What is served."""
+    """A model as it is served."""
 
     layers: Layers
     drafts: Drafts | None = None
@@ -77,7 +77,7 @@ def rows(kind: str, block_size: int, **keys: Any) -> Spec:
 
 
 def raw(kind: str, block_size: int, size: int, **keys: Any) -> Spec:
-    """What a compressor keeps of tokens that are not compressed yet."""
+    """A compressor's cache of tokens that are not yet compressed."""
     return attention(1, size, block_size, type=kind, dtype="fp32", **keys)
 
 
@@ -244,7 +244,7 @@ def _sized(model: Model) -> list[tuple[Spec, bool]]:
 
 
 def _with_drafts(spec: Spec, num_drafts: int) -> Spec:
-    """The state of a layer that keeps the convolution's last tokens for drafts, too."""
+    """The state of a layer that also keeps the convolution's last tokens for drafts."""
     (rows_kept, width), *others = spec["shapes"] if len(spec["shapes"]) > 1 else ((0, 0),)
     return spec if not others else spec | {"shapes": [[rows_kept + num_drafts, width], *others]}
 

@@ -1,6 +1,5 @@
-"""SGLang's own scheduler through its adapter: recordings of drawn workloads, audited.
-
-Skipped (exit status 77) where SGLang cannot be imported; the audit where LOCKSTEP names no command.
+"""SGLang's own scheduler through its adapter: recordings of generated workloads, audited. Skipped
+(exit status 77) if SGLang cannot be imported; the audit is skipped if LOCKSTEP names no command.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ def _attention(kind: str, page_size: int, **more: int) -> Line:
 
 
 def _two_windows_header(swa_tokens: int, *, chunked: bool, chunk: int) -> Line:
-    """Windows of 9 tokens, SGLang's sliding_window_size 8, and a pool of few more."""
+    """Windows of 9 tokens (SGLang's sliding_window_size 8), and a pool of few more slots."""
     config = {
         "max_num_seqs": 4,
         "max_num_batched_tokens": chunk,
@@ -126,7 +125,7 @@ class Workloads(unittest.TestCase):
 
 
 class Findings(unittest.TestCase):
-    """Requests that SGLang takes and never serves, on an engine that has nothing else to do."""
+    """Requests that SGLang accepts but never serves, on an idle engine."""
 
     def test_a_cached_prefix_keeps_a_request_out_of_a_pool_of_two_windows(self) -> None:
         head = _two_windows_header(17, chunked=True, chunk=16)
@@ -180,7 +179,7 @@ def _window_shorter() -> Iterator[None]:
 
 @contextmanager
 def _state_of_another() -> Iterator[None]:
-    """A hit begins with the state of the slot behind the one that it found."""
+    """A hit starts from the state of the slot after the right one."""
     real = sglang_engine.ScheduleBatch._collect_deferred_mamba_cow_and_clear
 
     def wrong(self: Any, reqs: Any) -> None:

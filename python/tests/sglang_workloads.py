@@ -55,7 +55,7 @@ def _spec(kind: str, page_size: int, rng: random.Random) -> Line:
 
 
 def header(family: str, seed: int) -> Line:
-    """A recording's header without what the engine says of itself."""
+    """A recording's header without the engine's own entries."""
     rng = random.Random(f"{family} {seed}")
     kinds, page_sizes = FAMILIES[family]
     page_size = rng.choice(page_sizes)
@@ -236,7 +236,7 @@ class Served:
                 self._leave([name for name, _ in outcome["stopped"]])
 
     def step(self) -> bool:
-        """Whether there is anything left to do."""
+        """Whether work is left."""
         line: Line = {"step": len(self.lines) - 1}
         self._happen(line)
         reply = self._send({"schedule": line["step"], "tables": True})

@@ -1,5 +1,5 @@
-"""What the recorder does when more comes to the scheduler than steps and clients, in the installed
-vLLM: pauses, outputs in sequence, calls and changes that no recording says.
+"""How the recorder handles more than steps and clients, in the installed vLLM: pauses, outputs in
+sequence, calls and changes that a recording cannot express.
 
 Skipped, with exit status 77, where vLLM cannot be imported.
 """

@@ -1,4 +1,4 @@
-"""vLLM's scheduler with a KV connector: what docs/findings.md says of it, driven in vLLM itself.
+"""vLLM's scheduler with a KV connector: the claims of docs/findings.md, driven in vLLM itself.
 
 The connector's answers, the worker's reports and the sampled tokens are read from a recording; what
 vLLM decides is compared with the rest of it. vLLM frees blocks in the order of sets of names, so
@@ -49,13 +49,13 @@ class Driven:
         self.in_flight: deque[tuple[Line, Any]] = deque()  # steps and what was decided
 
     def begin(self, step: Line) -> Any:
-        """What came before a step; then vLLM decides it."""
+        """Applies the events before a step; then vLLM decides it."""
         self.scheduler.connector.expect(step.get("connector", ()), step.get("held", ()))
         self.happen(step.get("before", ()))
         return self.scheduler.schedule()
 
     def happen(self, events: Iterable[Line]) -> None:
-        """What clients and operators do."""
+        """Events of clients and operators."""
         for event in events:
             if "add" in event:
                 self.engine.add(event)

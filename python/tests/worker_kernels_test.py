@@ -31,7 +31,7 @@ FOUND = (
 
 
 class BoundsTest(unittest.TestCase):
-    """Addresses against the memory of what a kernel was given."""
+    """Addresses compared with the memory of a kernel's arguments."""
 
     def setUp(self) -> None:
         import torch
@@ -125,7 +125,7 @@ class KernelsTest(unittest.TestCase):
                 self.assertIn(what, self.differing(done)[kernel])
 
     def test_defects_of_numbers_and_copies_are_found_by_their_kernels(self) -> None:
-        """All at once, except the one that every kernel of attention would show."""
+        """Plants all at once, except the defect that every attention kernel would show."""
         self.assertEqual(set(FINDERS), {plant.name for plant in PLANTS_OF_KERNELS})
         planted = {name: kernel for name, kernel in FINDERS.items() if name != ALL_TELL}
         if "0.22" in (self.folder or ""):

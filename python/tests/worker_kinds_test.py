@@ -1,6 +1,6 @@
-"""vLLM's worker where it is not plain attention (MLA, states, hidden states, drafts): unchanged, it
-agrees with both runners; each defect planted in it, in its metadata or in its batch is found by the
-check that docs/real_worker.md names, in a recording that has what it breaks.
+"""vLLM's worker beyond plain attention (MLA, states, hidden states, drafts): unmodified, it agrees
+with both runners; each defect planted in it, in its metadata or in its batch is found by the check
+that docs/real_worker.md names, in a recording that has what it breaks.
 
 Of vLLM 0.33.0 and 0.22.1, whose sources $LOCKSTEP_VLLM names (several: as in PATH). Skipped, with
 exit status 77, where it names none, and where the built command ($LOCKSTEP) or torch is missing.
@@ -278,7 +278,7 @@ class KindsTest(unittest.TestCase):
 
 
 def load_tests(loader: unittest.TestLoader, *_: object) -> unittest.TestSuite:
-    """The tests once for each vLLM that is there."""
+    """Runs the tests once per available vLLM."""
     suite = unittest.TestSuite()
     for folder in FOLDERS:
         is_newest = (Path(folder) / "vllm/v1/core/kv_cache_planning.py").is_file()
