@@ -1,5 +1,4 @@
-"""A KV connector with scripted answers: the caller sets them for each step.
-"""
+"""A KV connector with scripted answers: the caller sets them for each step."""
 
 from collections import deque
 from collections.abc import Iterable

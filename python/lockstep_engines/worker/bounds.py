@@ -18,12 +18,12 @@ from lockstep_engines.protocol import EngineFault
 
 
 class OutOfBounds(EngineFault):
-    """Before the access: it would take the process down, or other data."""
+    """Raised before the access, which would crash the process or touch other data."""
 
 
 @dataclass(frozen=True)
 class Region:
-    """`end`: behind its last byte."""
+    """`end`: after its last byte."""
 
     name: str
     first: int
@@ -59,7 +59,7 @@ def begin(kernel: str, arguments: dict[str, Any]) -> None:
 
 
 def check(verb: str, addresses: numpy.ndarray, mask: numpy.ndarray, size: int) -> None:
-    """Of `size` bytes at each address that is not masked."""
+    """Checks accesses of `size` bytes at each unmasked address."""
     if not mask.all():
         addresses = addresses[mask != 0]  # integers, too
     if addresses.size == 0:
@@ -92,7 +92,7 @@ def _outside(addresses: numpy.ndarray, size: int, regions: list[Region]) -> nump
 
 
 def _pointed_into(regions: list[Region]) -> list[Region]:
-    """Those that an address among the kernel's arguments points into."""
+    """The memory that an address among the kernel's arguments points into."""
     values = [numpy.asarray(one).reshape(-1).astype(numpy.int64) for one in _integers]
     addresses = numpy.sort(numpy.concatenate([*values, numpy.zeros(1, numpy.int64)]))
     firsts = numpy.searchsorted(addresses, [region.first for region in regions])
@@ -111,7 +111,7 @@ def _alive() -> list[Region]:
 
 
 def _place_of(address: int, size: int) -> str:
-    """By what lies nearest."""
+    """The place of an access, relative to the nearest memory."""
 
     def distance(region: Region) -> int:
         return max(region.first - address, address + size - region.end)

@@ -24,8 +24,8 @@ TRITON_BACKEND = "vllm.v1.attention.backends.triton_attn.TritonAttentionBackend"
 
 
 class SmallBlocksBackend(triton_attn.TritonAttentionBackend):
-    """vLLM's Triton attention for block sizes that its kernels do not take: nothing attends here,
-    and rows are written in blocks of every size."""
+    """vLLM's Triton attention for block sizes that its kernels do not support: attention does not
+    run here, and rows are written in blocks of any size."""
 
     @staticmethod
     def get_supported_kernel_block_sizes(*_: Any) -> list[Any]:
@@ -68,7 +68,7 @@ class SplitBlocksMlaBackend(SmallBlocksMlaBackend):
 
 
 class PairsApartImpl(triton_attn.TritonAttentionImpl):
-    """Triton attention on a cache that begins with K of all blocks."""
+    """Triton attention on a cache that starts with K of all blocks."""
 
     def do_kv_cache_update(
         self, layer: Any, key: Any, value: Any, kv_cache: Any, *more: Any
@@ -97,7 +97,7 @@ class PairsApartBackend(SplitBlocksBackend):
 
 
 def latent_sizes() -> list[int]:
-    """Elements of a row of MLA that vLLM's backends take."""
+    """Elements per MLA row that vLLM's backends support."""
     return mla_attention.MLACommonBackend.get_supported_head_sizes()
 
 
@@ -146,8 +146,8 @@ def _refuse_spec(spec: dict[str, Any]) -> None:
 
 
 def model_config(layers: list[Layer]) -> dict[str, Any]:
-    """What vLLM reads of a model before it makes one: of MLA, else of the first layer with rows, or
-    of a model that has states alone, anything."""
+    """What vLLM reads of a model before it builds it: that of MLA, else of the first layer with
+    rows; for a model with only states, any value."""
     rows = [layer.spec for layer in layers if layer.spec["type"] not in ("mamba", "hidden_state")]
     any_row = {"num_kv_heads": 1, "head_size": 16, "dtype": "bf16"}
     mla = [spec for spec in rows if spec["type"] == "mla"]
@@ -219,8 +219,9 @@ def plan_layers(groups: list[dict[str, Any]], chosen: str) -> list[Layer]:
 
 
 def kernel_block_sizes(case: dict[str, Any], largest: int) -> list[int]:
-    """Of each group: as the case says, else as vLLM selects them for a backend that takes the
-    largest common size up to `largest` (0: no limit) and the blocks that cannot be split."""
+    """Kernel block sizes per group: those of the case, else those that vLLM selects for a backend
+    that supports the largest common size up to `largest` (0: no limit) and the blocks that cannot
+    be split."""
     specs = [group["spec"] for group in case["groups"]]
     blocks = [spec["block_size"] for spec in specs]
     if "kernel_block_sizes" in case:
@@ -252,7 +253,7 @@ def _can_be_split(spec: dict[str, Any]) -> bool:
 
 
 def refuse_apart(layers: list[Layer]) -> str:
-    """Why tensors with K and V apart are refused; empty: they are taken."""
+    """Why tensors with separate K and V are refused; empty: they are supported."""
     if not hasattr(triton_attn.TritonAttentionBackend, "get_kv_cache_shape"):
         return "tensors with K and V apart: backends of this release have no shape of their own"
     rows = [layer.spec for layer in layers if layer.spec["type"] in _READ_BY_ATTENTION]

@@ -1,4 +1,4 @@
-"""What the worker made of a step, read from its runner and from the metadata that it built."""
+"""The worker's view of a step, read from its runner and from the metadata that it built."""
 
 from __future__ import annotations
 

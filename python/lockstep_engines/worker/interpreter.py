@@ -120,7 +120,7 @@ def _wrap_around() -> None:
 
 
 class _Nothing:
-    """To take back."""
+    """Restores nothing: there are no patches to undo."""
 
     def restore(self) -> None: ...
 

@@ -60,7 +60,7 @@ class ModelLayer:
         self.written_parts: list[torch.Tensor] = []  # `parts` of the opened case
 
     def write(self, contents: numpy.ndarray, metadata: Any) -> list[str]:
-        """A step; what is wrong with the metadata, one line each."""
+        """A step; returns the faults of the metadata, one line each."""
         raise NotImplementedError
 
     def parts(self) -> list[torch.Tensor]:
@@ -97,8 +97,8 @@ _attention_calls: list[dict[str, Any]] = []
 
 
 def take_down_attention(**arguments: Any) -> None:
-    """Takes the place of vLLM's unified_attention: Lockstep reads the cache through the worker's
-    tables, so nothing attends; what the kernel receives is compared."""
+    """Replaces vLLM's unified_attention: Lockstep reads the cache through the worker's tables, so
+    attention does not run; the kernel's arguments are compared."""
     _attention_calls.append(arguments)
     arguments["out"].zero_()
 
@@ -137,7 +137,7 @@ class AttentionLayer(RowLayer):
         return []
 
     def parts(self) -> list[torch.Tensor]:
-        """As vLLM hands them to the kernel that writes rows."""
+        """As vLLM passes them to the kernel that writes rows."""
         seen: list[torch.Tensor] = []
 
         def take_down(_: Any, __: Any, key_cache: Any, value_cache: Any, *___: Any) -> None:
@@ -240,7 +240,7 @@ class MlaLayer(RowLayer):
 
 
 def mla_sizes(spec: dict[str, Any]) -> tuple[int, int]:
-    """Of a row: the latent, and what positions are part of."""
+    """The two parts of a row: the latent, and the part with positions."""
     rope = min(64, spec["head_size"] // 4)
     return spec["head_size"] - rope, rope
 
@@ -295,7 +295,7 @@ def _rows_of(starts: torch.Tensor) -> Iterator[tuple[int, int, int]]:
 
 
 def _last(count: int, block: int, exported: tuple[int, int] | None = None) -> list[int | None]:
-    """The state after the last token is kept, and the one that a prefill exports on its way."""
+    """Keeps the state after the last token, and the state that a prefill exports inside a chunk."""
     targets: list[int | None] = [None] * (count - 1) + [block]
     if exported:
         offset, target = exported
@@ -306,7 +306,7 @@ def _last(count: int, block: int, exported: tuple[int, int] | None = None) -> li
 
 
 def exported_of(checkpoint: Any, row: int) -> tuple[int, int] | None:
-    """Of a row of a layer's checkpoints: after how many tokens, and to which block."""
+    """For a row of a layer's checkpoints: after how many tokens, and to which block."""
     if checkpoint is None:
         return None
     offset, block = int(checkpoint.checkpoint_offsets[row]), int(checkpoint.state_indices[row])
@@ -408,7 +408,7 @@ def _chains_of_gdn(metadata: Any) -> Iterator[Chain]:
 
 
 class _StateModule(nn.Module, MambaBase):
-    """To vLLM: a layer with these states, of one of its kinds."""
+    """For vLLM, a layer with these states, of one of its kinds."""
 
     def __init__(self, layer: Layer) -> None:
         super().__init__()

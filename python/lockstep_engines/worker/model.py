@@ -37,7 +37,7 @@ class Step:
 
 @dataclass
 class Batch:
-    """What the worker made of it, in its own order."""
+    """The worker's view of the step, in its own order."""
 
     names: list[str] = field(default_factory=list)
     num_tokens: list[int] = field(default_factory=list)
@@ -83,7 +83,7 @@ class ContentModel(nn.Module):
         return torch.zeros(len(positions), self.hidden_size)
 
     def _look_around(self, input_ids: torch.Tensor, positions: torch.Tensor) -> numpy.ndarray:
-        """Takes down what the worker made of the step; the content of each of its tokens."""
+        """Records the worker's view of the step; returns the content of each of its tokens."""
         context = get_forward_context()
         names, num_tokens = ([], []) if self.is_idle else self.batch_of_worker()
         batch = self.batch = Batch(names, num_tokens)
@@ -132,7 +132,7 @@ class ContentModel(nn.Module):
 
 
 class HybridContentModel(ContentModel):
-    """To vLLM: a model that keeps states and attention's rows."""
+    """For vLLM, a model that keeps states and attention's rows."""
 
     is_hybrid = has_inner_state = True
     supports_mamba_prefix_caching = True

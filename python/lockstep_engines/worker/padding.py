@@ -68,7 +68,7 @@ def _pad_second(runner: Any) -> None:
 
 
 def refuse(kinds: set[str], is_v2: bool, pads: bool) -> str:
-    """Why a case with layers of these kinds is not run so; empty: it is."""
+    """Why a case with layers of these kinds cannot be padded; empty: it can."""
     if "mamba" in kinds and is_v2 and pads:
         return "states in padded batches: runner V2 pads their rows in graphs alone"
     return ""

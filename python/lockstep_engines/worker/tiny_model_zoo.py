@@ -1,4 +1,4 @@
-"""Tiny shapes of models that vLLM has, with drawn weights: worker/tiny_models.py."""
+"""Tiny shapes of vLLM's models, with random weights: worker/tiny_models.py."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _STATES = {"mamba_cache_mode": "align"}
 
 
 def _draw_weights(model: torch.nn.Module, offset_of_norms: float) -> None:
-    """Of a size at which layers neither vanish nor explode; decays stay decays."""
+    """Weights of a size at which layers neither vanish nor explode; decays stay decays."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -1,6 +1,6 @@
-"""vLLM's own models, tiny and with drawn weights, behind its whole engine: what each computes for a
-token while requests share memory (chunks of prompts, prefixes that hit, preemption) against what it
-computes for the same tokens alone, in one piece, in an engine without a prefix cache.
+"""vLLM's own models, tiny and with random weights, in its complete engine: the outputs for tokens
+of requests that share memory (chunks of prompts, prefix hits, preemption) compared with the outputs
+for the same tokens computed alone, unchunked, in an engine without a prefix cache.
 
 run() needs a process that worker/device.py has set up. Nothing is left out: attention, convolutions
 and recurrences are vLLM's, in Triton's interpreter. Memory is poisoned before the first step with a
@@ -37,7 +37,7 @@ _MAX_STEPS = 400
 
 
 class ModelWorker(HostWorker):
-    """Allocates the cache as vLLM does, and neither profiles nor warms up."""
+    """Allocates the cache as vLLM does, but neither profiles nor warms up."""
 
     def _maybe_get_memory_pool_context(self, tag: str) -> Any:
         return contextlib.nullcontext()
@@ -55,7 +55,7 @@ class ModelWorker(HostWorker):
 
 @dataclass
 class Rows:
-    """What the model put out for each token, by request and position."""
+    """The model's output for each token, by request and position."""
 
     outputs: dict[str, dict[int, torch.Tensor]] = field(default_factory=dict)
     tokens: dict[str, list[int]] = field(default_factory=dict)  # that came out of the sampler
@@ -145,7 +145,8 @@ class _Engine:
         rows.num_chunks += sum(output.num_scheduled_tokens[name] > 1 for name in cached.req_ids)
 
     def run(self, requests: list[tuple[int, str, list[int], int]]) -> None:
-        """Each: the step in which it comes, its name, its prompt, how many tokens it is given."""
+        """Per request: the step of its arrival, its name, its prompt, its number of output
+        tokens."""
         core, waiting = self._core, list(requests)
         while waiting or core.scheduler.has_requests():
             for request in [one for one in waiting if one[0] <= self.rows.num_steps]:
