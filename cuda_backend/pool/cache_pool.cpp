@@ -75,7 +75,7 @@ Result<void> CachePool::allocate(std::span<const LayerOfModel> places, const Poo
   for (std::size_t t = 0; t < config_.plan.tensors.size(); ++t) {
     const std::int64_t size_bytes = config_.plan.tensors[t].size_bytes;
     if (size_bytes % config_.plan.num_blocks != 0)
-      return fail("tensor {}: {} bytes are no multiple of {} blocks; its pages need one size", t,
+      return fail("tensor {}: {} bytes for {} blocks; pages of a tensor have one size", t,
                   size_bytes, config_.plan.num_blocks);
     page_sizes_.push_back(size_bytes / config_.plan.num_blocks);
     if (!is_one) add_buffer(fmt::format("KV cache tensor {}", t), t, t + 1);

@@ -367,9 +367,8 @@ Result<FuzzReport> merge_fuzz_reports(std::span<const FuzzReport> parts) {
         part.worked_by != whole.worked_by || part.backend != whole.backend ||
         part.mutant != whole.mutant || part.guided != whole.guided)
       return fail(
-          "the reports are of different runs: engine, decisions, worker, backend, mutant and "
-          "guided "
-          "must be equal");
+          "the reports are of different runs: engine, decisions, worker, backend, mutant or guided "
+          "differs");
     whole.corpus = merged_corpora(whole.corpus, part.corpus);
     // All shards of a run carry the same `runs`.
     if (part.shard == 0) whole.runs += part.runs;

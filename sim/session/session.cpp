@@ -323,7 +323,7 @@ LockstepConfig config_of(const SavedCase& saved) {
     config.connector.load_failure_policy =
         kv_transfer(saved.recording->header, nullptr).kv_load_failure_policy;
     config.backend.num_host_blocks = num_host_blocks(config.connector, saved.engine, saved.cache);
-    // A reason of the run itself stays: the layers are no draft modules any more.
+    // A reason of the run itself stays: its draft layers have become ordinary ones.
     if (config.drafter_not_followed.empty()) follow_drafter(true, false, config);
   }
   return config;
