@@ -103,6 +103,23 @@ struct AnyText {
   static void write(JsonWriter& out, const std::string& text) { out.string(text); }
 };
 
+// Hexadecimal digits in lower case, since equal hashes must be equal texts: num_digits of them, or,
+// where that is 0, whole bytes, at least one.
+struct Hexadecimal {
+  std::size_t num_digits = 0;
+  bool has(std::string_view text) const {
+    return (num_digits == 0 ? !text.empty() && text.size() % 2 == 0 : text.size() == num_digits) &&
+           text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
+  }
+  void read(JsonValue value, std::string& text) const {
+    text = value.string();
+    if (!has(text))
+      value.refuse(num_digits == 0 ? "a digest, hexadecimal"
+                                   : std::to_string(num_digits) + " hexadecimal digits");
+  }
+  static void write(JsonWriter& out, const std::string& text) { out.string(text); }
+};
+
 // JSON of any kind, kept as text without spaces, for parts that this program passes on and does not
 // interpret.
 struct Raw {

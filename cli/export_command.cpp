@@ -53,6 +53,12 @@ struct Exported {
   std::string cut_off = {};  // where a recording ends early; empty: it is complete
 };
 
+Result<Trace> requests_of(const Recording& recording, const std::string& file) {
+  auto trace = trace_of(recording, kStepNs);
+  if (!trace) return fail("{}: {}", file, trace.error().message);
+  return trace;
+}
+
 // Reads the requests of a saved case, a recording or a trace. A saved case that follows a recording
 // takes the recording's requests.
 Result<Exported> read_requests(const ExportCommand& command) {
@@ -61,14 +67,14 @@ Result<Exported> read_requests(const ExportCommand& command) {
     LS_ASSIGN_OR_RETURN(auto saved, read_saved_case(command.file));
     // Its requests are inside the recording; the trace of such a case is empty.
     if (saved.recording) {
-      LS_ASSIGN_OR_RETURN(saved.trace, trace_of(*saved.recording, kStepNs));
+      LS_ASSIGN_OR_RETURN(saved.trace, requests_of(*saved.recording, command.file));
     }
     return Exported{std::move(saved.trace), saved.engine, saved.cache.num_blocks,
                     cut_off_text(saved)};
   }
   if (format == FileFormat::recording) {
     LS_ASSIGN_OR_RETURN(const auto recording, read_recording(command.file));
-    LS_ASSIGN_OR_RETURN(auto trace, trace_of(recording, kStepNs));
+    LS_ASSIGN_OR_RETURN(auto trace, requests_of(recording, command.file));
     return Exported{std::move(trace), recording.header.options.config, recording.header.num_blocks,
                     cut_off_text(recording.end)};
   }

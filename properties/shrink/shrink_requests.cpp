@@ -57,6 +57,7 @@ void set_output(TraceRequest& request, std::int64_t length) {
   request.output.length = static_cast<std::int32_t>(length);
   if (!request.output.tokens.empty()) request.output.tokens.resize(length);
   request.spec.max_tokens = request.output.length;
+  request.spec.min_tokens = std::min(request.spec.min_tokens, request.output.length);
   request.spec.eos_token.reset();
   request.spec.stop_token_ids.clear();
 }

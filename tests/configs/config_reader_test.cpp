@@ -79,7 +79,7 @@ TEST(ConfigReader, AnUnlistedArchitectureIsReadAsADecoderAndTheModelSaysSo) {
           "num_attention_heads": 4, "hidden_size": 64})",
       "config.json");
   ASSERT_TRUE(model) << model.error().message;
-  ASSERT_EQ(model->assumptions.size(), 2u);  // and the dtype
+  ASSERT_EQ(model->assumptions.size(), 3u);  // and the dtype and the length
   EXPECT_NE(model->assumptions.back().find("NewForCausalLM"), std::string::npos);
 }
 
@@ -141,16 +141,102 @@ TEST(ConfigReader, Float32IsServedInBfloat16AndFloat16StaysIt) {
   }
 }
 
+// As get_kv_cache_quant_algo_string() of vLLM 0.33.0 answers; its warnings and errors are refusals.
 TEST(ConfigReader, AQuantizedCheckpointAsksForItsCacheFormat) {
+  for (const auto& [config, format] : {
+           std::pair{R"("quant_method": "compressed-tensors",
+               "kv_cache_scheme": {"num_bits": 8, "type": "float"})",
+                     "fp8"},
+           std::pair{R"("quant_method": "compressed-tensors",
+               "kv_cache_scheme": {"num_bits": 8, "type": "int"})",
+                     "refused"},
+           std::pair{
+               R"("quant_method": "fp8", "kv_cache_scheme": {"num_bits": 8, "type": "float"})", ""},
+           std::pair{R"("quant_method": "modelopt",
+               "kv_cache_scheme": {"num_bits": 8, "type": "float", "dynamic": false})",
+                     "fp8"},
+           std::pair{R"("quant_method": "modelopt",
+               "kv_cache_scheme": {"num_bits": 8, "type": "float", "dynamic": true})",
+                     "refused"},
+           std::pair{R"("quant_method": "modelopt_fp4",
+               "kv_cache_scheme": {"num_bits": 4, "type": "float"})",
+                     "nvfp4"},
+           std::pair{
+               R"("quant_method": "modelopt", "quantization": {"kv_cache_quant_algo": "nvfp4"})",
+               "nvfp4"},
+           std::pair{R"("producer": {"name": "modelopt"},
+               "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"})",
+                     "fp8"},
+           std::pair{R"("quant_method": "modelopt", "kv_cache_quant_algo": "FP8",
+               "kv_cache_scheme": {"num_bits": 4, "type": "float"})",
+                     "nvfp4"},
+           std::pair{R"("quant_method": "modelopt", "kv_cache_quant_algo": "INT8")", "refused"},
+           std::pair{R"("quant_method": "modelopt", "kv_cache_quant_algo": null)", ""},
+       }) {
+    const auto model = model_from_hf_config(
+        llama_with(fmt::format(R"("quantization_config": {{{}}})", config)), "config.json");
+    EXPECT_EQ(model ? model->kv_cache_dtype : "refused", format) << config;
+    PlanOptions options;
+    if (!model || model->kv_cache_dtype.empty()) continue;
+    ASSERT_TRUE(take_checkpoint_format(*model, options));
+    EXPECT_EQ(options.kv_dtype, model->kv_cache_dtype == "fp8" ? DType::fp8_e4m3 : DType::uint8);
+  }
+}
+
+// vLLM 0.33.0, mla_attention.py: MLAAttention does not read the scheme of compressed-tensors.
+TEST(ConfigReader, LatentRowsDoNotFollowTheSchemeOfCompressedTensors) {
   const auto model = model_from_hf_config(
-      llama_with(R"("quantization_config": {"quant_method": "compressed-tensors",
-          "kv_cache_scheme": {"num_bits": 8, "type": "float"}})"),
+      R"({"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3",
+          "quantization_config": {"quant_method": "compressed-tensors",
+              "kv_cache_scheme": {"num_bits": 8, "type": "float"}}})",
       "config.json");
   ASSERT_TRUE(model) << model.error().message;
-  EXPECT_EQ(model->kv_cache_dtype, "fp8");
-  PlanOptions options;
-  ASSERT_TRUE(take_checkpoint_format(*model, options));
-  EXPECT_EQ(options.kv_dtype, DType::fp8_e4m3);
+  EXPECT_EQ(model->kv_cache_dtype, "");
+  ASSERT_FALSE(model->assumptions.empty());
+  EXPECT_NE(model->assumptions.back().find("kv_cache_scheme"), std::string::npos);
+}
+
+// As _get_and_verify_max_len() of vLLM 0.33.0 answers.
+TEST(ConfigReader, RopeScalingExtendsTheLongestRequest) {
+  for (const auto& [keys, tokens] : {
+           std::pair{R"("torch_dtype": "bfloat16")", 2048},
+           std::pair{R"("max_position_embeddings": 4096)", 4096},
+           std::pair{R"("max_position_embeddings": 4096,
+               "rope_scaling": {"type": "linear", "factor": 2.5})",
+                     10240},
+           std::pair{R"("max_position_embeddings": 4096,
+               "rope_scaling": {"rope_type": "yarn", "factor": 4.0})",
+                     4096},
+           std::pair{R"("max_position_embeddings": 4096,
+               "rope_parameters": {"full_attention": {"rope_type": "dynamic", "factor": 8},
+                                   "sliding_attention": {"rope_type": "dynamic", "factor": 8}})",
+                     32768},
+           std::pair{R"("max_position_embeddings": 131072, "original_max_position_embeddings": 4096,
+               "rope_scaling": {"type": "longrope"})",
+                     4096},
+       }) {
+    const auto model = model_from_hf_config(llama_with(keys), "config.json");
+    ASSERT_TRUE(model) << model.error().message;
+    EXPECT_EQ(model->max_model_len, tokens) << keys;
+  }
+  const auto unknown = model_from_hf_config(
+      R"({"architectures": ["MambaForCausalLM"], "model_type": "mamba"})", "config.json");
+  ASSERT_TRUE(unknown) << unknown.error().message;
+  EXPECT_EQ(unknown->max_model_len, 2048);
+  EXPECT_NE(unknown->assumptions.back().find("2048 tokens"), std::string::npos);
+}
+
+// vLLM 0.33.0, config/model.py, get_mamba_chunk_size().
+TEST(ConfigReader, AModelsChunkSizeIsItsOwnKeyFirst) {
+  for (const auto& [keys, tokens] :
+       {std::pair{"", 2048}, std::pair{R"(, "chunk_size": 64)", 64},
+        std::pair{R"(, "chunk_size": 64, "mamba_chunk_size": 32)", 32}}) {
+    const auto model = model_from_hf_config(
+        fmt::format(R"({{"architectures": ["MambaForCausalLM"], "model_type": "mamba"{}}})", keys),
+        "config.json");
+    ASSERT_TRUE(model) << model.error().message;
+    EXPECT_EQ(model->mamba_chunk_size, tokens) << keys;
+  }
 }
 
 TEST(ConfigReader, StatesOfGatedDeltaNetsHaveTheModelsDtype) {

@@ -130,6 +130,24 @@ TEST(Export, RequestsOfDifferentSaltsShareNothing) {
             "{\"timestamp\":1.5,\"input_length\":16,\"output_length\":4,\"hash_ids\":[1]}\n");
 }
 
+// "b" and "c" share the 16 tokens before their images, which have the same token ids.
+TEST(Export, PromptsShareWhatPrecedesTheFirstImageThatDiffers) {
+  Trace trace;
+  trace.records = {request("a", seeded({{1, 32}})), request("b", seeded({{1, 32}})),
+                   request("c", seeded({{1, 32}})), request("d", seeded({{1, 32}}))};
+  const auto image = [&](std::size_t i, const char* name) {
+    std::get<TraceRequest>(trace.records[i]).spec.keys.mm = {{name, 16, 4}};
+  };
+  image(1, "cat");
+  image(2, "dog");
+  image(3, "cat");
+  EXPECT_EQ(text_of(trace, ExportAs::mooncake),
+            "{\"timestamp\":0,\"input_length\":32,\"output_length\":4,\"hash_ids\":[0,1]}\n"
+            "{\"timestamp\":0,\"input_length\":32,\"output_length\":4,\"hash_ids\":[0,2]}\n"
+            "{\"timestamp\":0,\"input_length\":32,\"output_length\":4,\"hash_ids\":[0,3]}\n"
+            "{\"timestamp\":0,\"input_length\":32,\"output_length\":4,\"hash_ids\":[0,2]}\n");
+}
+
 TEST(Export, WhatAFormatHasNoWordForIsRefusedOrCounted) {
   const auto refused = [](auto change, ExportAs as = ExportAs::timed_trace) {
     Trace trace;

@@ -270,6 +270,11 @@ TEST(Dynamo, SessionsWaitForEachOther) {
                    "answer after=plan,look+500 in=192 out=4"}));
 }
 
+TEST(Dynamo, SessionsKeepTheirLinksWhereAllArriveAtOnce) {
+  EXPECT_EQ(lines_of(imported("dynamo_agents.jsonl", {.arrivals = Arrivals::closed})),
+            lines_of(imported("dynamo_agents.jsonl")));
+}
+
 TEST(Dynamo, WhatIsNotWholeIsRefused) {
   const std::string text = sample_text("dynamo_agents.jsonl");
   EXPECT_EQ(refused(changed(text, "\"input_length\":100", "\"input_length\":200")),
@@ -304,6 +309,24 @@ TEST(AgenticMooncake, RowsWaitForThoseTheyName) {
             "FILE:3: field `wait_for`: found \"plane\"; expected the request_id of a row");
 }
 
+// Two requests per layer, each of which waits for both of the next layer: 2^40 ways lead through
+// them, and the file has the waiting ones first.
+TEST(AgenticMooncake, RequestsThatAreLeftOutAreWalkedOnce) {
+  std::string text;
+  for (int layer = 40; layer >= 0; --layer)
+    for (const char side : {'a', 'b'})
+      text += fmt::format(
+          R"({{"request_id":"{}{}","timestamp":0,"input_length":5,"output_length":{}{}}})"
+          "\n",
+          side, layer, layer == 40 || layer == 0 ? 1 : 0,
+          layer == 0 ? "" : fmt::format(R"(,"wait_for":["a{0}","b{0}"])", layer - 1));
+  const auto trace = import_file(write_temporary(text), {.zero_output = ZeroOutput::skip});
+  ASSERT_TRUE(trace) << trace.error().message;
+  EXPECT_EQ(lines_of(*trace),
+            (Lines{"a0 t=0 in=5 out=1", "b0 t=0 in=5 out=1", "a40 after=a0,b0+0 in=5 out=1",
+                   "b40 after=a0,b0+0 in=5 out=1"}));
+}
+
 TEST(AgenticMooncake, ARequestThatIsLeftOutHandsOnWhomItWaitedFor) {
   const std::string text =
       changed(sample_text("agentic_mooncake.jsonl"), "\"output_length\":15", "\"output_length\":0");
@@ -327,6 +350,26 @@ TEST(Aiperf, AManifestsTurnsAddToTheirSession) {
   EXPECT_EQ(next, so_far) << "a turn begins with all earlier turns";
   EXPECT_EQ(lines_of(imported("aiperf/dataset.jsonl", {.block_tokens = 64})), lines_of(trace))
       << "the rows alone, with the manifest's block size";
+}
+
+TEST(AgenticMooncake, AddedTurnsContinueTheRecordedAnswer) {
+  const auto trace = import_file(
+      write_temporary(
+          "{\"session_id\":\"s\",\"timestamp\":0,\"input_length\":4,\"output_length\":2,"
+          "\"output_token_ids\":[7,9]}\n"
+          "{\"session_id\":\"s\",\"timestamp\":5,\"input_length\":3,\"output_length\":1}\n"),
+      {.turns = Turns::added});
+  ASSERT_TRUE(trace) << trace.error().message;
+  EXPECT_EQ(std::get<TraceRequest>(trace->records[0]).output.tokens, (std::vector{7, 9}));
+  const std::vector<std::int32_t> next = prompt(*trace, 1).materialize();
+  ASSERT_EQ(next.size(), 9u);
+  EXPECT_EQ(std::vector(next.begin() + 4, next.begin() + 6), (std::vector{7, 9}));
+}
+
+TEST(AgenticMooncake, MinTokensAboveTheOutputAreRefused) {
+  EXPECT_EQ(refused("{\"request_id\":\"a\",\"timestamp\":0,\"input_length\":4,"
+                    "\"output_length\":2,\"extra\":{\"min_tokens\":3}}\n"),
+            "FILE:1: found min_tokens 3; expected at most the output_length, 2");
 }
 
 TEST(Aiperf, AManifestThatDoesNotFitItsRowsIsRefused) {

@@ -314,6 +314,15 @@ TEST(OpenTrace, ARecordingOrACaseIsNoTrace) {
             "FILE:1: found a saved case; expected requests and their arrivals");
 }
 
+TEST(OpenTrace, OnlyFormatsOfOtherToolsHaveShards) {
+  const auto samples = find_samples_dir();
+  ASSERT_TRUE(samples);
+  const std::string layouts = (*samples / "recordings/vllm-0.33.0/layouts.jsonl").string();
+  EXPECT_EQ(refusal(open_trace(layouts, {.shards = {layouts}}), layouts),
+            "FILE: found a layout recording after a layout recording; several files are shards of "
+            "one trace of another tool");
+}
+
 TEST(LineReader, ALineThatIsTooLongIsRefusedWithoutReadingItAll) {
   const std::string path =
       write_temporary(kMooncake + std::string(kJsonTextBytesMax + 2, ' ') + "{}\n");

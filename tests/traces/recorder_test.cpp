@@ -69,6 +69,17 @@ TEST(Recorder, AStepIsInTheFileWhenItIsWritten) {
   EXPECT_EQ(cut_off_text(read->end), "cut off after step 0");
 }
 
+TEST(Recorder, ARequestThatReadersRefuseEndsTheRecording) {
+  const auto error_of = [](const std::vector<std::int32_t>& prompt, std::int32_t max_tokens) {
+    recorder::Recorder recorder(testing_files::temporary_path("refused"), {});
+    recorder.add("a", prompt, max_tokens);
+    return recorder.error();
+  };
+  EXPECT_EQ(error_of({}, 5), "request a: 0 prompt tokens, max_tokens 5; both are at least 1");
+  EXPECT_EQ(error_of({1}, 0), "request a: 1 prompt tokens, max_tokens 0; both are at least 1");
+  EXPECT_EQ(error_of({1}, 1), "");
+}
+
 TEST(Recorder, EndsWhereItIsToldWhatTheHeaderOrThePromptHasNoPlaceFor) {
   const auto error_of = [](recorder::Engine engine, const recorder::Keys& keys,
                            const recorder::Step& step) {

@@ -2,6 +2,7 @@
 #include "traces/formats/recording.h"
 #include "traces/formats/request_trace.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 namespace lockstep {
@@ -16,9 +17,14 @@ RecordedEvent add(std::string name, std::int32_t max_tokens, std::optional<std::
   return event;
 }
 
-RecordedEvent abort_of(std::string name) {
+RecordedEvent event_of(RecordedEvent::Kind kind) {
   RecordedEvent event;
-  event.kind = RecordedEvent::Kind::abort;
+  event.kind = kind;
+  return event;
+}
+
+RecordedEvent abort_of(std::string name) {
+  RecordedEvent event = event_of(RecordedEvent::Kind::abort);
   event.name = std::move(name);
   return event;
 }
@@ -60,6 +66,62 @@ TEST(RecordingTrace, LeavesAcceptedPlaceholdersToTheReplay) {
   ASSERT_TRUE(trace);
   EXPECT_EQ(recorded_request(*trace, 0).output.length, 2);
   EXPECT_TRUE(recorded_request(*trace, 0).output.tokens.empty());
+}
+
+TEST(RecordingTrace, NumbersTheRequestsOfOneName) {
+  Recording recording;
+  recording.steps.resize(3);
+  recording.steps[0].before = {add("a", 9)};
+  recording.steps[0].sampled = {{"a", {1}}};
+  recording.steps[0].stopped = {{"a", "stop"}};
+  recording.steps[0].during = {add("a", 9)};
+  recording.steps[1].sampled = {{"a", {2, 3}}};
+  recording.steps[1].stopped = {{"a", "length"}};
+  recording.steps[2].before = {add("a#2", 4)};
+  const Result<Trace> trace = trace_of(recording, 10);
+  ASSERT_TRUE(trace);
+  ASSERT_EQ(trace->records.size(), 3u);
+  EXPECT_EQ(recorded_request(*trace, 0).output.tokens, std::vector{1});
+  EXPECT_EQ(recorded_request(*trace, 1).spec.name, "a#2");
+  EXPECT_EQ(recorded_request(*trace, 1).output.tokens, (std::vector{2, 3}));
+  EXPECT_EQ(recorded_request(*trace, 2).spec.name, "a#2#2");
+}
+
+TEST(RecordingTrace, AnOutputThatAnAbortCutShortLowersMinTokens) {
+  Recording recording;
+  recording.steps.resize(1);
+  recording.steps[0].before = {add("a", 9)};
+  recording.steps[0].before[0].request.min_tokens = 5;
+  recording.steps[0].sampled = {{"a", {1, 2}}};
+  recording.steps[0].stopped = {{"a", "abort"}};
+  EXPECT_EQ(recorded_request(*trace_of(recording, 10), 0).spec.min_tokens, 2);
+}
+
+TEST(RecordingTrace, KeepsThatAnEncoderReadsTheItems) {
+  Recording recording;
+  EXPECT_FALSE(trace_of(recording, 10)->header.is_encoder_decoder);
+  recording.header.options.inputs.is_encoder_decoder = true;
+  EXPECT_TRUE(trace_of(recording, 10)->header.is_encoder_decoder);
+}
+
+TEST(RecordingTrace, RefusesAnEventThatATraceCannotHoldByItsName) {
+  Recording recording;
+  recording.steps.resize(1);
+  using Kind = RecordedEvent::Kind;
+  for (const auto& [kind, name] :
+       {std::pair{Kind::pause_state, "pause_state"}, std::pair{Kind::chunk, "chunk"},
+        std::pair{Kind::close, "close"}, std::pair{Kind::grammar_ready, "grammar_ready"},
+        std::pair{Kind::grammar_failed, "grammar_failed"},
+        std::pair{Kind::reset_encoder_cache, "reset_encoder_cache"}}) {
+    recording.steps[0].during = {event_of(kind)};
+    const Result<Trace> trace = trace_of(recording, 10);
+    ASSERT_FALSE(trace) << name;
+    EXPECT_NE(trace.error().message.find(fmt::format("step 0: found `{}`", name)),
+              std::string::npos)
+        << trace.error().message;
+  }
+  recording.steps[0].during = {event_of(Kind::reset_prefix_cache), event_of(Kind::output)};
+  EXPECT_EQ(trace_of(recording, 10)->records.size(), 1u);
 }
 
 TEST(RecordingTrace, OfAConnectorIsRefused) {

@@ -99,6 +99,7 @@ Trace trace_of_everything() {
   add(prompt_of({{Kind::seeded, 8, 0, 2},
                  {Kind::literal, 0, 0, 1},
                  {Kind::symbolic, ~0ull, 1, 2},
+                 {Kind::repeated, 9, 0, 3},
                  {Kind::literal, 0, 1, 2}},
                 {4, 5, 6}));
   add(prompt_of({{Kind::symbolic, 3, 1, 4}})).output = {.length = 1, .tokens = {}, .fill = 7};
@@ -244,6 +245,9 @@ INSTANTIATE_TEST_SUITE_P(
         Refused{"more output than max_tokens",
                 changed(kTrace, "\"max_tokens\":9", "\"max_tokens\":2"),
                 "FILE:3: field `output`: found 3 output tokens; expected at most max_tokens, 2"},
+        Refused{"less output than min_tokens",
+                changed(kTrace, "{\"length\":2}", "{\"length\":2},\"min_tokens\":3"),
+                "FILE:2: field `output`: found 2 output tokens; expected at least min_tokens, 3"},
         Refused{"an output that nothing ends",
                 changed(kTrace, "{\"length\":2}", "{\"length\":2},\"max_tokens\":3"),
                 "FILE:2: field `output`: found 2 output tokens and nothing that ends the request "

@@ -84,6 +84,12 @@ TEST(RunFields, ASettingThatIsNoneIsRefused) {
             "one-group-peers or hisparse, or up to 4 of them joined by +");
   EXPECT_EQ(message(R"({"numbers":2})"),
             "FILE:1: field `settings.numbers`: found 2; expected an integer from 0 to 1");
+  EXPECT_EQ(message(R"({"draft_acceptance_percent":100000})"),
+            "FILE:1: field `settings.draft_acceptance_percent`: found 100000; expected an integer "
+            "from 0 to 100");
+  EXPECT_EQ(message(R"({"load_failed_percent":101})"),
+            "FILE:1: field `settings.load_failed_percent`: found 101; expected an integer from -1 "
+            "to 100");
   EXPECT_EQ(message(R"({"x_mine":2})"), "");
 }
 

@@ -194,6 +194,19 @@ TEST(SavedCase, WhatIsWrongIsNamed) {
       fmt::format("FILE:{}: found a line after the end of the case; expected none", lines + 1));
 }
 
+TEST(KnownFile, ADayIsOneOfTheCalendar) {
+  const auto is_read = [](std::string_view day) {
+    return read_known_file(write_temporary(fmt::format(
+                               R"({{"lockstep_known":1,"known":[{{"id":"a","check":"b",)"
+                               R"("until":"{}"}}]}})",
+                               day)))
+        .has_value();
+  };
+  for (const char* day : {"2027-01-31", "2028-02-29", "2027-12-01"}) EXPECT_TRUE(is_read(day));
+  for (const char* day : {"2027-02-31", "2027-02-29", "2027-00-10", "2027-1-31", "2027-04-31"})
+    EXPECT_FALSE(is_read(day)) << day;
+}
+
 TEST(OutputFile, AFileIsThereWholeOrNotAtAll) {
   const std::string folder = temporary_path("folder");
   std::filesystem::create_directory(folder);

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <iterator>
 #include <map>
 #include <utility>
@@ -115,10 +116,6 @@ const Architecture* find_architecture(std::string_view name) {
 }
 
 namespace {
-
-// max_model_len in tokens for a file without any of the keys that longest() reads. Only a default
-// of the model: --max-model-len and a trace's longest request take precedence.
-constexpr std::int64_t kUnknownLength = 32768;
 
 // True if the key's name may describe the cache. The list errs on the side of refusing: a false
 // positive costs an entry in leaves_cache_alone(), a false negative a wrong plan.
@@ -243,10 +240,30 @@ DType served_dtype(ConfigReading& reading, bool is_pooling) {
   return *dtype == DType::fp16 && !takes_fp16 ? DType::bf16 : *dtype;
 }
 
-// max_model_len in tokens: the smallest of the keys that vLLM reads, or model_max_length where the
-// file has it, as for Command-R (transformers_utils/model_arch_config_convertor.py,
-// derive_max_model_len_and_key()). Factors of rope scaling are not applied.
+std::string rope_type(ConfigPart& rope) {
+  return rope.text(rope.has("rope_type") ? "rope_type" : "type");
+}
+
+// The factor by which rope scaling extends the model's length. YaRN's and its relatives' lengths are
+// already scaled; Gemma 3's too.
+double length_factor(ConfigReading& reading, const std::vector<ConfigPart>& ropes) {
+  constexpr std::string_view kScaled =
+      " su longrope llama3 yarn deepseek_yarn deepseek_llama_scaling telechat3-yarn ";
+  double factor = 1;
+  if (reading.text.type().find("gemma3") != std::string::npos) return factor;
+  for (ConfigPart rope : ropes)
+    if (kScaled.find(fmt::format(" {} ", rope_type(rope))) == std::string_view::npos)
+      factor = rope.decimal("factor", factor);
+  return factor;
+}
+
+// max_model_len in tokens, only the default of --max-model-len: the smallest of the keys that vLLM
+// reads, or model_max_length where the file has it, as for Command-R
+// (transformers_utils/model_arch_config_convertor.py, derive_max_model_len_and_key()), extended by
+// rope scaling; with LongRoPE the length before scaling (config/model.py,
+// _get_and_verify_max_len()).
 std::int64_t longest(ConfigReading& reading) {
+  constexpr std::int64_t kUnknownLength = 2048;  // of a file without any of the keys
   std::optional<std::int64_t> shortest;
   for (const char* key :
        {"max_position_embeddings", "n_positions", "max_seq_len", "seq_length",
@@ -255,30 +272,75 @@ std::int64_t longest(ConfigReading& reading) {
       shortest = std::min(shortest.value_or(*tokens), *tokens);
   if (const auto tokens = reading.text.number("model_max_length"); tokens && *tokens > 0)
     shortest = *tokens;
-  return shortest.value_or(kUnknownLength);
+  if (!shortest)
+    reading.assume(fmt::format("no key states the longest request: {} tokens", kUnknownLength));
+  auto rope = reading.text.part("rope_scaling");
+  if (!rope) rope = reading.text.part("rope_parameters");
+  // One object, or one per layer type.
+  std::vector<ConfigPart> ropes;
+  if (rope) ropes = rope->nested_parts();
+  if (rope && ropes.empty()) ropes.push_back(*rope);
+  const auto original = reading.text.number("original_max_position_embeddings");
+  if (original && std::ranges::any_of(ropes, [](ConfigPart part) {
+        return rope_type(part) == "longrope" || rope_type(part) == "su";
+      }))
+    return *original;
+  return static_cast<std::int64_t>(static_cast<double>(shortest.value_or(kUnknownLength)) *
+                                   length_factor(reading, ropes));
 }
 
-// The cache format that a quantized checkpoint requests; empty: the model's dtype
-// (vllm/utils/torch_utils.py, get_kv_cache_quant_algo_string(), and the scheme of
-// compressed-tensors in model_executor/layers/attention/attention.py). ModelOpt nests its keys
-// under `quantization`, newer files have them at the top. An unknown algorithm is refused: vLLM
-// would fall back to the model's dtype with a warning.
+std::string in_lower_case(std::string text) {
+  std::ranges::transform(text, text.begin(), [](unsigned char c) { return std::tolower(c); });
+  return text;
+}
+
+// The cache format at `key`, in lower case; empty: none. An unsupported scheme gives its
+// description.
+std::string format_at(ConfigPart& place, std::string_view key, bool is_modelopt) {
+  std::string format = place.text(key);
+  if (auto scheme = place.part(key)) {
+    // ModelOpt's scales are static; compressed-tensors has no cache of 4 bits.
+    const bool is_fp8 = !is_modelopt || (scheme->has("dynamic") && !scheme->flag("dynamic"));
+    format = fmt::format("{} of {} bits", scheme->text("type"), scheme->number("num_bits", 0));
+    if (format == "float of 8 bits" && is_fp8) return "fp8";
+    if (format == "float of 4 bits" && is_modelopt) return "nvfp4";
+  }
+  return in_lower_case(std::move(format));
+}
+
+// The cache format that a quantized checkpoint requests; empty: the model's dtype. ModelOpt states a
+// scheme or a word, nested under `quantization` or at the top, and older files name their producer
+// instead of the method (vllm/utils/torch_utils.py, get_kv_cache_quant_algo_string();
+// transformers_utils/model_arch_config_convertor.py, _normalize_quantization_config()). Layers of K
+// and V also follow the scheme of compressed-tensors (model_executor/layers/attention/attention.py).
+// A format that vLLM would replace by the model's dtype with a warning, or not serve, is refused.
+// REQUIRES: the model has its layers.
 std::string cache_scheme(ConfigReading& reading) {
   auto config = reading.whole.part("quantization_config");
+  const bool is_outer = config.has_value();
   if (!config) config = reading.text.part("quantization_config");
   if (!config) return {};
+  std::string method = in_lower_case(config->text("quant_method"));
   auto own = config->part("quantization");
-  ConfigPart& quantization = own ? *own : *config;
-  std::string algorithm = quantization.text("kv_cache_quant_algo");
-  if (algorithm.empty()) algorithm = config->text("kv_cache_quant_algo");
-  auto scheme = quantization.part("kv_cache_scheme");
-  if (!scheme) scheme = config->part("kv_cache_scheme");
-  if (algorithm.empty() && scheme && scheme->number("num_bits", 0) == 8) algorithm = "FP8";
-  if (algorithm.empty() || algorithm == "NONE") return {};
-  if (algorithm == "FP8" || algorithm == "fp8") return "fp8";
-  if (algorithm == "NVFP4") return "nvfp4";
-  refuse_layers(reading,
-                fmt::format("quantization_config: kv_cache_quant_algo '{}' is unknown", algorithm));
+  auto producer = config->part("producer");
+  if (own && own->has("quant_algo") &&
+      (own->has("modelopt_quant_config") || (producer && producer->text("name") == "modelopt")))
+    method = "modelopt";
+  const bool is_modelopt = method.starts_with("modelopt");
+  if (!is_modelopt && method != "compressed-tensors" && method != "compressed_tensors") return {};
+  std::string format;
+  std::string_view key;
+  for (const char* name : {"kv_cache_scheme", "kv_cache_quant_algo"})
+    for (ConfigPart* place : {own ? &*own : nullptr, &*config})
+      if (place != nullptr && format.empty()) format = format_at(*place, key = name, is_modelopt);
+  if (format.empty() || format == "none") return {};
+  const bool has_pairs = std::ranges::any_of(reading.model().kinds, keeps_pairs, &LayerKind::spec);
+  if (is_modelopt ? !is_outer : !has_pairs || key != "kv_cache_scheme") {
+    reading.assume(fmt::format("cache in the model's dtype: vLLM does not read {} here", key));
+    return {};
+  }
+  if (format == "fp8" || format == "nvfp4") return format;
+  refuse_layers(reading, fmt::format("quantization_config: {} '{}' is unknown", key, format));
   return {};
 }
 
@@ -313,7 +375,6 @@ void read_layers(ConfigReading& reading, const std::string& name) {
   ModelSpec& model = reading.model();
   model.dtype = served_dtype(reading, outer != nullptr && outer->is_pooling);
   model.max_model_len = longest(reading);
-  model.kv_cache_dtype = cache_scheme(reading);
   if (rule != nullptr) {
     rule->layers(reading);
   } else if (!name.empty() && !name.ends_with("ForCausalLM")) {
@@ -328,6 +389,12 @@ void read_layers(ConfigReading& reading, const std::string& name) {
   }
   // An encoder keeps nothing, so none of its keys can shape a cache.
   if (model.layers.empty()) return;
+  model.kv_cache_dtype = cache_scheme(reading);
+  // config/model.py, get_mamba_chunk_size(); 2048 where the model has no chunks, as in Mamba 1.
+  if (std::ranges::any_of(model.kinds,
+                          [](const LayerKind& kind) { return is_state_kind(kind.spec.kind); }))
+    model.mamba_chunk_size =
+        reading.text.number("mamba_chunk_size", reading.text.number("chunk_size", 2048));
   refuse_unread(reading.text, false);
   if (reading.has_text_part) refuse_unread(reading.whole, true);
 }

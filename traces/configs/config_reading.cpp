@@ -143,6 +143,15 @@ std::int64_t ConfigPart::need(std::string_view key) {
   return 1;
 }
 
+double ConfigPart::decimal(std::string_view key, double otherwise) {
+  JsonValue found = value(key);
+  if (!found || !found.is_number()) return otherwise;
+  const double factor = found.binary64();
+  if (factor > 0 && factor <= 1 << 20) return factor;
+  found.refuse("a factor above 0, at most 2^20");
+  return 1;
+}
+
 std::string ConfigPart::text(std::string_view key) {
   JsonValue found = value(key);
   if (!found) return std::string(class_default(key).value_or(""));
@@ -200,6 +209,13 @@ std::vector<ConfigPart> ConfigPart::parts(std::string_view key) {
   std::vector<ConfigPart> list;
   if (has_list(key))
     for (JsonValue entry : value(key).array()) list.emplace_back(entry.object(), "");
+  return list;
+}
+
+std::vector<ConfigPart> ConfigPart::nested_parts() {
+  std::vector<ConfigPart> list;
+  for (JsonEntry& entry : object_.entries())
+    if (entry.value.is_object()) list.emplace_back(entry.value.object(), "");
   return list;
 }
 

@@ -87,6 +87,9 @@ class ConfigPart {
   // The same, required: refuses the file without the key, and returns 1 then, so that divisions by
   // the result stay defined until the error is reported.
   std::int64_t need(std::string_view key);
+  // A factor of the file, with or without a point; `otherwise`: the file has none or null. Refused
+  // outside 0 to 2^20.
+  double decimal(std::string_view key, double otherwise);
   // Empty: neither the file nor the class has a text there.
   std::string text(std::string_view key);
   // The file's flag, else the class's, else `otherwise`; null in the file gives `otherwise` without
@@ -100,6 +103,7 @@ class ConfigPart {
   // The object at the key, with its own model_type; absent: the key has another type or is missing.
   std::optional<ConfigPart> part(std::string_view key);
   std::vector<ConfigPart> parts(std::string_view key);  // a list of objects
+  std::vector<ConfigPart> nested_parts();               // the objects under any key
   void refuse(std::string_view reason) { object_.refuse_because(reason); }
   // Lists the keys with a value that no rule read, in file order. Keys whose value is null, false,
   // 0 or empty are omitted: they switch a feature off.
@@ -241,8 +245,7 @@ void sparse_block_layers(ConfigReading& reading);     // MiniMax-M3
 void compressed_layers(ConfigReading& reading);       // DeepSeek V4
 
 // Recurrent states.
-// Each rule adds attention and states per layer; model().mamba_chunk_size is set where the class
-// has one.
+// Each rule adds attention and states per layer.
 void gated_delta_layers(ConfigReading& reading);  // Qwen3-Next and 3.5, OLMo hybrid
 void kimi_layers(ConfigReading& reading);         // KDA and latent rows
 void bailing_layers(ConfigReading& reading);      // linear attention or KDA, and latent rows

@@ -34,27 +34,23 @@ void mixed_layers(ConfigReading& reading, const LayerKind& attention, const Laye
 
 // Names of one family's keys for the figures of Mamba 2.
 struct Mamba2Keys {
-  const char *heads, *head_dim, *groups, *state_size, *conv_kernel, *expand, *chunk;
+  const char *heads, *head_dim, *groups, *state_size, *conv_kernel, *expand;
 };
-constexpr Mamba2Keys kPlainKeys = {"num_heads",   "head_dim", "n_groups",  "state_size",
-                                   "conv_kernel", "expand",   "chunk_size"};
-constexpr Mamba2Keys kPrefixedKeys = {"mamba_n_heads",   "mamba_d_head", "mamba_n_groups",
-                                      "mamba_d_state",   "mamba_d_conv", "mamba_expand",
-                                      "mamba_chunk_size"};
+constexpr Mamba2Keys kPlainKeys = {"num_heads",  "head_dim",    "n_groups",
+                                   "state_size", "conv_kernel", "expand"};
+constexpr Mamba2Keys kPrefixedKeys = {"mamba_n_heads", "mamba_d_head", "mamba_n_groups",
+                                      "mamba_d_state", "mamba_d_conv", "mamba_expand"};
 constexpr Mamba2Keys kZambaKeys = {"n_mamba_heads", "mamba_headdim", "mamba_ngroups",
-                                   "mamba_d_state", "mamba_d_conv",  "mamba_expand",
-                                   "chunk_size"};
+                                   "mamba_d_state", "mamba_d_conv",  "mamba_expand"};
 
-// States of a Mamba 2 mixer, and the model's mamba_chunk_size. `derives_head_dim`: the class
-// ignores head_dim and divides the channels by the heads. mamba_d_ssm (Falcon-H1) replaces
-// expand * hidden_size as the number of channels.
+// States of a Mamba 2 mixer. `derives_head_dim`: the class ignores head_dim and divides the channels
+// by the heads. mamba_d_ssm (Falcon-H1) replaces expand * hidden_size as the number of channels.
 LayerKind mamba2_states(ConfigReading& reading, const Mamba2Keys& keys, bool derives_head_dim) {
   ConfigPart& text = reading.text;
   const std::int64_t wide = text.number(keys.expand, 2) * text.need("hidden_size");
   const std::int64_t channels = text.number("mamba_d_ssm").value_or(wide);
   const std::int64_t heads = std::max<std::int64_t>(text.need(keys.heads), 1);
   const std::int64_t given = text.number(keys.head_dim, 0);
-  reading.model().mamba_chunk_size = text.number(keys.chunk, 256);
   return ConfigReading::states(
       "linear", {.family = StateFamily::mamba2,
                  .num_heads = heads,
@@ -65,11 +61,9 @@ LayerKind mamba2_states(ConfigReading& reading, const Mamba2Keys& keys, bool der
                  .conv_kernel = text.need(keys.conv_kernel)});
 }
 
-// States of a Mamba 1 mixer of `channels` channels. The chunk size is that of vLLM 0.33.0,
-// config/model.py, get_mamba_chunk_size().
+// States of a Mamba 1 mixer of `channels` channels.
 LayerKind mamba1_states(ConfigReading& reading, std::int64_t channels, const char* state_size,
                         const char* conv_kernel) {
-  reading.model().mamba_chunk_size = 2048;  // Mamba 1 has no chunks; vLLM's default
   return ConfigReading::states("linear", {.family = StateFamily::mamba1,
                                           .intermediate_size = channels,
                                           .state_size = reading.text.need(state_size),
@@ -283,8 +277,6 @@ void nemotron_h_layers(ConfigReading& reading) {
                                        .conv_kernel = either("mamba_d_conv", "conv_kernel")});
   const std::string dtype = text.text("mamba_ssm_cache_dtype");
   states.ssm_dtype = dtype.empty() ? DType::fp32 : config_dtype(dtype);
-  reading.model().mamba_chunk_size =
-      text.number("mamba_chunk_size").value_or(text.number("chunk_size", 128));
   text.number("expand");
   text.number("mamba_expand");
   text.number("sliding_window");

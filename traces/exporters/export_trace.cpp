@@ -7,6 +7,7 @@
 #include <array>
 #include <map>
 #include <numeric>
+#include <tuple>
 #include <utility>
 
 #include "base/check.h"
@@ -70,10 +71,13 @@ class Walk {
   std::uint32_t i_ = 0;
 };
 
+// What an image's tokens have in common in addition to their ids.
+auto identity_of(const PromptItem& item) { return std::tie(item.identifier, item.count); }
+
 // Returns the number of leading tokens that two prompts share, and their order at the first
 // difference; a prefix sorts first, equal prompts compare equal. Runs of equal sources are skipped
 // whole, so long synthetic prompts cost one comparison per run.
-std::pair<std::int64_t, std::strong_ordering> parting(const Prompt& a, const Prompt& b) {
+std::pair<std::int64_t, std::strong_ordering> parting_of_tokens(const Prompt& a, const Prompt& b) {
   std::int64_t shared = 0;
   Walk mine(a), theirs(b);
   while (!mine.at_end() && !theirs.at_end()) {
@@ -89,11 +93,27 @@ std::pair<std::int64_t, std::strong_ordering> parting(const Prompt& a, const Pro
   return {shared, theirs.at_end() <=> mine.at_end()};
 }
 
-// Returns the key of a block: the id of the previous block, its length, and its content; moves
-// `walk` past it. A symbolic run enters the key with its seed and first position only, so a block
-// of 512 symbolic tokens has a key of five numbers. ~seed keeps it apart from token ids.
-std::vector<std::uint64_t> content_of(Walk& walk, std::uint64_t parent, std::int64_t tokens) {
-  std::vector<std::uint64_t> content = {parent, static_cast<std::uint64_t>(tokens)};
+// The same with images: prompts part where an image starts in one of them only. There the prompt
+// without it sorts first.
+std::pair<std::int64_t, std::strong_ordering> parting(const RequestSpec& a, const RequestSpec& b) {
+  const auto [shared, order] = parting_of_tokens(a.prompt, b.prompt);
+  const auto [mine, theirs] = std::ranges::mismatch(
+      a.keys.mm, b.keys.mm, [](const PromptItem& one, const PromptItem& other) {
+        return one.first == other.first && identity_of(one) == identity_of(other);
+      });
+  const std::int64_t my_start = mine == a.keys.mm.end() ? INT64_MAX : mine->first;
+  const std::int64_t their_start = theirs == b.keys.mm.end() ? INT64_MAX : theirs->first;
+  if (std::min(my_start, their_start) >= shared) return {shared, order};
+  if (my_start != their_start) return {std::min(my_start, their_start), their_start <=> my_start};
+  return {my_start, identity_of(*mine) <=> identity_of(*theirs)};
+}
+
+// Returns the key of a block: `head`, and its content; moves `walk` past it. A symbolic run enters
+// the key with its seed and first position only, so a block of 512 symbolic tokens adds three
+// numbers. ~seed keeps it apart from token ids.
+std::vector<std::uint64_t> content_of(Walk& walk, std::vector<std::uint64_t> head,
+                                      std::int64_t tokens) {
+  std::vector<std::uint64_t> content = std::move(head);
   TokenIdentity next{};
   bool has_next = false;
   for (std::int64_t i = 0; i < tokens; ++i) {
@@ -113,18 +133,12 @@ std::vector<std::uint64_t> content_of(Walk& walk, std::uint64_t parent, std::int
   return content;
 }
 
-// Everything besides tokens that two requests must have in common to share blocks: salt, adapter,
-// images, embeddings. The number of images precedes them, and rows and digests exclude each other,
-// so different keys never give equal lists.
+// Everything besides tokens and images that two requests must have in common to share blocks: salt,
+// adapter, embeddings. Rows and digests exclude each other, so different keys never give equal
+// lists.
 std::vector<std::string> keys_of(const RequestSpec& spec) {
   std::vector<std::string> keys = {spec.cache_salt, spec.keys.lora.name, spec.keys.lora.path};
   const auto add_number = [&](std::int64_t number) { keys.push_back(std::to_string(number)); };
-  add_number(std::ssize(spec.keys.mm));
-  for (const PromptItem& item : spec.keys.mm) {
-    keys.push_back(item.identifier);
-    add_number(item.first);
-    add_number(item.count);
-  }
   const PromptEmbeds& embeds = spec.keys.embeds;
   add_number(embeds.width);
   for (const TokenRun& run : embeds.rows)
@@ -145,12 +159,12 @@ SharedPrefixes shared_prefixes(const std::vector<const TraceRequest*>& requests)
     const auto a_keys = keys_of(a->spec);
     const auto b_keys = keys_of(b->spec);
     if (a_keys != b_keys) return a_keys < b_keys;
-    return parting(a->spec.prompt, b->spec.prompt).second < 0;
+    return parting(a->spec, b->spec).second < 0;
   });
   SharedPrefixes shared;
   for (std::size_t i = 1; i < sorted.size(); ++i) {
     if (keys_of(sorted[i - 1]->spec) != keys_of(sorted[i]->spec)) continue;
-    const auto [tokens, order] = parting(sorted[i - 1]->spec.prompt, sorted[i]->spec.prompt);
+    const auto [tokens, order] = parting(sorted[i - 1]->spec, sorted[i]->spec);
     // Equal prompts share a partial last block too, so they do not restrict the unit.
     if (order == 0 || tokens == 0) continue;
     shared.unit = std::gcd(shared.unit, tokens);
@@ -167,11 +181,13 @@ std::int32_t block_that_tells_all(const SharedPrefixes& shared, std::int32_t blo
 }
 
 // A chain, as block hashes are: the key of a block contains the id of the previous block, so that
-// equal ids mean equal prefixes. ~salt starts the chain and is never a block's id.
+// equal ids mean equal prefixes. ~salt starts the chain and is never a block's id. The images that
+// start in a block are part of its key: their number, then each with its offset.
 std::vector<std::vector<std::uint64_t>> prefix_ids(const std::vector<const TraceRequest*>& requests,
                                                    std::int32_t block_tokens) {
   LS_CHECK(block_tokens > 0, "blocks of {} tokens", block_tokens);
   std::map<std::vector<std::string>, std::uint64_t> salts;
+  std::map<std::tuple<std::string_view, std::int32_t>, std::uint64_t> images;
   std::map<std::vector<std::uint64_t>, std::uint64_t> id_of;
   std::vector<std::vector<std::uint64_t>> ids;
   for (const TraceRequest* request : requests) {
@@ -180,9 +196,17 @@ std::vector<std::vector<std::uint64_t>> prefix_ids(const std::vector<const Trace
     const std::uint64_t salt =
         salts.try_emplace(keys_of(request->spec), salts.size()).first->second;
     std::uint64_t parent = ~salt;  // never a block's id
-    for (std::int64_t left = request->spec.prompt.size(); left > 0; left -= block_tokens) {
-      const std::int64_t tokens = std::min<std::int64_t>(left, block_tokens);
-      parent = id_of.try_emplace(content_of(walk, parent, tokens), id_of.size()).first->second;
+    auto item = request->spec.keys.mm.begin();
+    const std::int64_t size = request->spec.prompt.size();
+    for (std::int64_t at = 0; at < size; at += block_tokens) {
+      const std::int64_t tokens = std::min<std::int64_t>(size - at, block_tokens);
+      std::vector<std::uint64_t> head = {parent, static_cast<std::uint64_t>(tokens), 0};
+      for (; item != request->spec.keys.mm.end() && item->first < at + tokens; ++item, ++head[2]) {
+        head.push_back(images.try_emplace(identity_of(*item), images.size()).first->second);
+        head.push_back(static_cast<std::uint64_t>(item->first - at));
+      }
+      parent =
+          id_of.try_emplace(content_of(walk, std::move(head), tokens), id_of.size()).first->second;
       mine.push_back(parent);
     }
   }

@@ -18,22 +18,14 @@
 
 namespace lockstep {
 
-// Hash ids for prompts of any kind: which blocks of which prompts have the same content after the
-// same prefix.
-//
-// Invariants
-// (1) Two prompts have as many leading ids in common as whole blocks, and a partial last block only
-//     if the prompts are equal. So ids state exactly what is shared when the block divides every
-//     length that two different prompts share. Prompts of different salts share nothing.
-// (2) Ids count from 0 in order of appearance.
-
 // Hash ids for prompts of any kind: they state which blocks of which prompts have the same content
 // after the same prefix.
 //
 // Invariants
 // (1) Two prompts have as many leading ids in common as whole blocks, and a partial last block only
 //     if the prompts are equal. So ids state exactly what is shared when the block divides every
-//     length that two different prompts share. Prompts of different salts share nothing.
+//     length that two different prompts share. Prompts of different salts share nothing; those of
+//     different images share what precedes the first difference.
 // (2) Ids count from 0 in order of appearance.
 //
 // The prefixes that prompts have in common. Prompts that share 1,000 and 1,536 tokens with others

@@ -28,15 +28,6 @@ TokenRun symbolic_run(std::uint64_t seed, std::int64_t count) {
           .count = static_cast<std::uint32_t>(count)};
 }
 
-// Literal runs point into prompt.tokens, which only grows.
-void append_tokens(Prompt& prompt, const std::vector<std::int32_t>& tokens) {
-  prompt.append({.kind = TokenRun::Kind::literal,
-                 .seed = 0,
-                 .first = static_cast<std::uint32_t>(prompt.tokens.size()),
-                 .count = static_cast<std::uint32_t>(tokens.size())});
-  prompt.tokens.insert(prompt.tokens.end(), tokens.begin(), tokens.end());
-}
-
 // Refuses an empty prompt and one of more than kPromptTokensMax tokens, which 32-bit positions
 // could not address.
 void check_size(JsonValue value, const Prompt& prompt) {
@@ -88,9 +79,23 @@ Prompt read_hash_ids(JsonObject& object, JsonValue runs, const std::optional<Has
   return prompt.value_or(Prompt{});
 }
 
-// ["seeded" or "symbolic", seed, first, count] or ["tokens", [..]]. Seeded runs take 32 bits of
-// seed, as their tokens are made from them; symbolic ones are identified by all 64.
+// {"token":t,"n":n}
+TokenRun read_repeated(JsonValue element) {
+  JsonObject object = element.object();
+  TokenRun run{.kind = TokenRun::Kind::repeated};
+  run.seed = static_cast<std::uint64_t>(object.required("token").integer(0, kTokenIdMax));
+  run.count = object.required("n").integer<std::uint32_t>(1, kPromptTokensMax);
+  object.finish();
+  return run;
+}
+void write_repeated(JsonWriter& out, const TokenRun& run) {
+  out.begin_object().key("token").uint64(run.seed).integer("n", run.count).end_object();
+}
+
+// ["seeded" or "symbolic", seed, first, count], ["tokens", [..]] or {"token":t,"n":n}. Seeded runs
+// take 32 bits of seed, as their tokens are made from them; symbolic ones are identified by all 64.
 void read_run(JsonValue element, Prompt& prompt) {
+  if (element.is_object()) return prompt.append(read_repeated(element));
   const JsonArray run = element.array();
   const bool is_tokens = run.size() == 2 && run[0].is_string() && run[0].string() == "tokens";
   if (is_tokens) return append_tokens(prompt, read_token_ids(run[1]));
@@ -141,6 +146,10 @@ void write_hash_ids(JsonWriter& out, const std::vector<std::uint64_t>& hash_ids,
 void write_runs(JsonWriter& out, const Prompt& prompt) {
   out.begin_object().key("runs").begin_array();
   for (const TokenRun& run : prompt.runs) {
+    if (run.kind == TokenRun::Kind::repeated) {
+      write_repeated(out, run);
+      continue;
+    }
     out.begin_array();
     if (run.kind == TokenRun::Kind::literal) {
       const auto first = prompt.tokens.begin() + run.first;
@@ -177,14 +186,13 @@ void swap_tokens(Prompt& prompt, const PromptEmbeds& embeds, std::int32_t from, 
 
 }  // namespace
 
-// {"token":t,"n":n}
-static TokenRun read_repeated(JsonValue element) {
-  JsonObject object = element.object();
-  TokenRun run{.kind = TokenRun::Kind::repeated};
-  run.seed = static_cast<std::uint64_t>(object.required("token").integer(0, kTokenIdMax));
-  run.count = object.required("n").integer<std::uint32_t>(1, kPromptTokensMax);
-  object.finish();
-  return run;
+// Literal runs point into prompt.tokens, which only grows.
+void append_tokens(Prompt& prompt, const std::vector<std::int32_t>& tokens) {
+  prompt.append({.kind = TokenRun::Kind::literal,
+                 .seed = 0,
+                 .first = static_cast<std::uint32_t>(prompt.tokens.size()),
+                 .count = static_cast<std::uint32_t>(tokens.size())});
+  prompt.tokens.insert(prompt.tokens.end(), tokens.begin(), tokens.end());
 }
 
 // Three elements are [seed, first, n], two [seed, n] from first 0.
@@ -216,7 +224,7 @@ void write_segments(JsonWriter& out, const Prompt& prompt) {
   out.begin_array();
   for (const TokenRun& run : prompt.runs) {
     if (run.kind == TokenRun::Kind::repeated) {
-      out.begin_object().key("token").uint64(run.seed).integer("n", run.count).end_object();
+      write_repeated(out, run);
       continue;
     }
     out.begin_array().uint64(run.seed);
@@ -356,16 +364,6 @@ struct Spans {
   }
 };
 
-// A digest in lower-case hexadecimal, whole bytes.
-struct EmbedDigest {
-  static void read(JsonValue value, std::string& digest) {
-    digest = value.nonempty_string();
-    if (digest.size() % 2 != 0 || digest.find_first_not_of("0123456789abcdef") != std::string::npos)
-      value.refuse("a digest, hexadecimal");
-  }
-  static void write(JsonWriter& out, const std::string& digest) { out.string(digest); }
-};
-
 // Rows of embeddings that a request brings.
 std::int64_t num_rows(const PromptEmbeds& embeds) {
   std::int64_t rows = 0;
@@ -457,7 +455,7 @@ void fields(Io& io, FieldsOf<Io, PromptEmbeds>& embeds) {
   if constexpr (Io::kReads) has_digests = io.object.has("digests");
   if (has_digests) {
     io.required("digest_tokens", embeds.digest_tokens, tokens);
-    io.required("digests", embeds.digests, form::Each<EmbedDigest>{});
+    io.required("digests", embeds.digests, form::Each<form::Hexadecimal>{});
     if constexpr (Io::kReads)
       if (embeds.digests.empty()) io.object.required("digests").refuse("at least one digest");
     return;

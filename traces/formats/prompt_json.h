@@ -28,6 +28,8 @@ inline constexpr std::int32_t kEmbeddedToken = 50004;
 Prompt read_segments(JsonValue value);
 // REQUIRES: every run is seeded or repeated.
 void write_segments(JsonWriter& out, const Prompt& prompt);
+// Appends `tokens` as they are.
+void append_tokens(Prompt& prompt, const std::vector<std::int32_t>& tokens);
 
 // Reads a prompt of a recording: segments, or {"tokens":[..]} as a serving engine receives it.
 Prompt read_recorded_prompt(JsonValue value);

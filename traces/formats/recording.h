@@ -527,9 +527,11 @@ Result<Recording> read_recording(const std::string& path);
 // Events before step k get the time k * step_ns: on a clock on which every step takes step_ns they
 // precede step k again, as long as no engine idles longer. A request's output is as long as the
 // recorded one; a request that did not end gets all its max_tokens. Stop tokens are dropped, since
-// the length ends the request.
+// the length ends the request. A name that the recording uses again is numbered: "a", "a#2".
 //
-// Errors: a recording with a KV connector, whose answers a trace cannot hold, or with a pause.
+// Errors: a recording with a KV connector, whose answers a trace cannot hold, or with an event that
+// it cannot hold (RecordedEvent::Kind): a pause, the input of a session, an answer of a grammar, or
+// a reset of the encoder's cache.
 Result<Trace> trace_of(const Recording& recording, std::int64_t step_ns);
 
 // The steps of a recording from a file, from memory, or one at a time while an engine runs. The

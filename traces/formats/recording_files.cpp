@@ -2,7 +2,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "base/line_reader.h"
@@ -157,36 +159,22 @@ Result<Recording> read_recording(const std::string& path) {
 
 namespace {
 
-// The outputs of all requests, and how those that ended did so.
-struct Ends {
-  std::map<std::string, std::vector<std::int32_t>> tokens;  // sampled, in order
-  std::map<std::string, std::string> reasons;               // of those that stopped
+// What the engine made of one request.
+struct Ending {
+  std::vector<std::int32_t> tokens;  // sampled, in order
+  bool has_stopped = false;
 };
-
-// One pass over the recording. A reused name is treated as one request: its outputs are joined.
-Ends ends_of(const Recording& recording) {
-  Ends ends;
-  for (const RecordedStep& step : recording.steps) {
-    for (const RecordedTokens& row : step.sampled) {
-      std::vector<std::int32_t>& tokens = ends.tokens[row.id];
-      tokens.insert(tokens.end(), row.tokens.begin(), row.tokens.end());
-    }
-    for (const RecordedStopped& row : step.stopped) ends.reasons[row.id] = row.reason;
-  }
-  return ends;
-}
 
 // Returns the output that the engine kept: tokens sampled after a stop token or past max_tokens
 // were discarded. A request that never ended, or sampled nothing, gets max_tokens tokens without
 // content.
-OutputPlan output_of(const RequestSpec& spec, const Ends& ends) {
+OutputPlan output_of(const RequestSpec& spec, const Ending& ending) {
   OutputPlan output;
-  const auto sampled = ends.tokens.find(spec.name);
-  if (!ends.reasons.contains(spec.name) || sampled == ends.tokens.end()) {
+  if (!ending.has_stopped || ending.tokens.empty()) {
     output.length = spec.max_tokens;
     return output;
   }
-  for (const std::int32_t token : sampled->second) {
+  for (const std::int32_t token : ending.tokens) {
     output.tokens.push_back(token);
     const bool stops = token == spec.eos_token ||
                        std::ranges::find(spec.stop_token_ids, token) != spec.stop_token_ids.end();
@@ -200,50 +188,105 @@ OutputPlan output_of(const RequestSpec& spec, const Ends& ends) {
   return output;
 }
 
+// Collects the requests of a recording.
+//
+// Invariants
+// (1) A name may repeat in a recording: places_ has the latest request of a name. The trace's own
+//     names are unique: "a", "a#2".
+// (2) endings_ has one entry per record, whose request's output it becomes in take().
+class RecordedRequests {
+ public:
+  // Adds the events of `step` at t_ns. An abort of an unknown name is dropped: the engine ignored
+  // it too. Refuses an event that a trace cannot hold.
+  Result<void> add(std::int64_t step, const std::vector<RecordedEvent>& events, std::int64_t t_ns) {
+    constexpr std::array<std::string_view, 10> kNames = {
+        "add",   "abort", "reset_prefix_cache", "pause_state",    "output",
+        "chunk", "close", "grammar_ready",      "grammar_failed", "reset_encoder_cache"};
+    using Kind = RecordedEvent::Kind;
+    for (const RecordedEvent& event : events) {
+      if (event.kind == Kind::add) {
+        add_request(event.request, t_ns);
+      } else if (event.kind == Kind::abort) {
+        const auto place = places_.find(event.name);
+        if (place == places_.end()) continue;
+        std::get<TraceRequest>(records_[place->second]).abort =
+            AbortPlan{.t_ns = t_ns, .after_tokens = {}};
+      } else if (event.kind == Kind::reset_prefix_cache) {
+        records_.emplace_back(TraceControl{.t_ns = t_ns, .preempts_running = event.resets_running});
+      } else if (event.kind != Kind::output) {
+        return fail(
+            "step {}: found `{}`, which no request trace holds; `lockstep replay` follows "
+            "the recording itself",
+            step, kNames[static_cast<std::size_t>(event.kind)]);
+      }
+    }
+    return {};
+  }
+
+  // Adds what a step sampled, and the requests that its outputs ended.
+  void add_outputs(const RecordedStep& step) {
+    endings_.resize(records_.size());
+    for (const RecordedTokens& row : step.sampled)
+      if (const auto place = places_.find(row.id); place != places_.end()) {
+        std::vector<std::int32_t>& tokens = endings_[place->second].tokens;
+        tokens.insert(tokens.end(), row.tokens.begin(), row.tokens.end());
+      }
+    for (const RecordedStopped& row : step.stopped)
+      if (const auto place = places_.find(row.id); place != places_.end())
+        endings_[place->second].has_stopped = true;
+  }
+
+  // Only the length ends a request, also one that an abort ended before min_tokens, so that another engine that samples other tokens stops at the
+  // same output token.
+  std::vector<TraceRecord> take() {
+    endings_.resize(records_.size());
+    for (std::size_t i = 0; i < endings_.size(); ++i)
+      if (auto* const request = std::get_if<TraceRequest>(&records_[i])) {
+        request->output = output_of(request->spec, endings_[i]);
+        request->spec.max_tokens = request->output.length;
+        request->spec.min_tokens = std::min(request->spec.min_tokens, request->output.length);
+        request->spec.eos_token.reset();
+        request->spec.stop_token_ids.clear();
+      }
+    return std::move(records_);
+  }
+
+ private:
+  void add_request(const RequestSpec& spec, std::int64_t t_ns) {
+    places_[spec.name] = records_.size();
+    TraceRequest request;
+    request.spec = spec;
+    request.spec.arrival_ns = t_ns;
+    for (int n = 2; !names_.insert(request.spec.name).second; ++n)
+      request.spec.name = fmt::format("{}#{}", spec.name, n);
+    records_.emplace_back(std::move(request));
+  }
+
+  std::vector<TraceRecord> records_;
+  std::map<std::string, std::size_t> places_;
+  std::set<std::string> names_;
+  std::vector<Ending> endings_;
+};
+
 }  // namespace
 
-// Names may repeat in a recording, hence `places` has the latest request of a name. An abort of an
-// unknown name is dropped: the engine ignored it too.
 Result<Trace> trace_of(const Recording& recording, std::int64_t step_ns) {
   if (recording.header.connector)
     return fail("a recording of a KV connector, whose answers no request trace holds");
-  const Ends ends = ends_of(recording);
-  Trace trace;
-  trace.header.source = {.kind = "recording", .name = recording.header.family, .seed = {}};
-  std::map<std::string, std::size_t> places;
+  RecordedRequests requests;
   for (const RecordedStep& step : recording.steps) {
-    std::vector<RecordedEvent> events = step.before;
-    events.insert(events.end(), step.during.begin(), step.during.end());
-    for (const RecordedEvent& event : events) {
-      const std::int64_t t_ns = step.step * step_ns;
-      if (event.kind == RecordedEvent::Kind::add) {
-        TraceRequest request;
-        request.spec = event.request;
-        request.output = output_of(event.request, ends);
-        request.spec.arrival_ns = t_ns;
-        // Only the length ends the request, so that another engine that samples other tokens stops
-        // at the same output token.
-        request.spec.max_tokens = request.output.length;
-        request.spec.eos_token.reset();
-        request.spec.stop_token_ids.clear();
-        places[event.request.name] = trace.records.size();
-        trace.records.emplace_back(std::move(request));
-      } else if (event.kind == RecordedEvent::Kind::abort) {
-        const auto place = places.find(event.name);
-        if (place == places.end()) continue;
-        auto& request = std::get<TraceRequest>(trace.records[place->second]);
-        request.abort = AbortPlan{.t_ns = t_ns, .after_tokens = {}};
-      } else if (event.kind == RecordedEvent::Kind::output) {
-        continue;
-      } else if (event.kind == RecordedEvent::Kind::pause_state) {
-        return fail("a recording of an engine that paused, which no request trace says");
-      } else {
-        trace.records.emplace_back(
-            TraceControl{.t_ns = t_ns, .preempts_running = event.resets_running});
-      }
-    }
+    LS_RETURN_IF_ERROR(requests.add(step.step, step.before, step.step * step_ns));
+    // Events in `during` follow the decision: a name that they reuse has no output in this step.
+    requests.add_outputs(step);
+    LS_RETURN_IF_ERROR(requests.add(step.step, step.during, step.step * step_ns));
   }
-  return trace;
+  const bool has_encoder = recording.header.options.inputs.is_encoder_decoder.value_or(false);
+  return Trace{
+      .header = {.source = {.kind = "recording", .name = recording.header.family, .seed = {}},
+                 .ids = {},
+                 .engine = {},
+                 .is_encoder_decoder = has_encoder},
+      .records = requests.take()};
 }
 
 }  // namespace lockstep

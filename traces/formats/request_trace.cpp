@@ -101,7 +101,7 @@ bool ends_request(const RequestSpec& spec, std::int32_t token) {
 }
 
 // Refuses a request that nothing ends, that ends before its planned output does, or whose output
-// exceeds max_tokens. Tokens before min_tokens do not end it. Repetition detection may end it
+// exceeds max_tokens or is shorter than min_tokens. Tokens before min_tokens do not end it. Repetition detection may end it
 // anywhere, so it needs no end token.
 void check_end(JsonValue output_value, const TraceRequest& request) {
   const OutputPlan& output = request.output;
@@ -110,6 +110,10 @@ void check_end(JsonValue output_value, const TraceRequest& request) {
     output_value.refuse_because(fmt::format(
         "found {} output tokens; expected at most max_tokens, {}", output.length, spec.max_tokens));
   }
+  if (spec.min_tokens > output.length)
+    output_value.refuse_because(
+        fmt::format("found {} output tokens; expected at least min_tokens, {}", output.length,
+                    spec.min_tokens));
   const std::int32_t last = output.length - 1;
   // A replay that generates the tokens itself appends the eos token.
   const bool repeats = spec.repetition_detection != RepetitionDetection{};

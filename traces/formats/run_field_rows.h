@@ -8,6 +8,7 @@
 #pragma once
 
 #include <algorithm>
+#include <limits>
 #include <type_traits>
 #include <utility>
 
@@ -125,14 +126,18 @@ void read_member(const RunField& field, JsonValue value, T& member, const T& as_
       return;
     }
   }
+  [[maybe_unused]] const std::int64_t at_most =
+      field.saved_in == SavedIn::engine ? INT64_MAX : field.at_most;
   if constexpr (std::is_same_v<T, bool>) {
     member = value.boolean();
   } else if constexpr (std::is_same_v<T, std::uint64_t>) {
     member = value.uint64();
   } else if constexpr (std::is_integral_v<T>) {
-    member = value.integer<T>(std::min<std::int64_t>(field.at_least, as_default));
+    member = value.integer<T>(std::min<std::int64_t>(field.at_least, as_default),
+                              std::min<std::int64_t>(at_most, std::numeric_limits<T>::max()));
   } else if constexpr (std::is_same_v<T, Percent>) {
-    const auto percent = value.integer<std::int32_t>(-1);  // -1, of older cases: absent
+    // -1, of older cases: absent.
+    const auto percent = value.integer<std::int32_t>(-1, at_most);
     member = percent < 0 ? Percent() : Percent(percent);
   } else if constexpr (std::is_enum_v<T>) {
     member = value.word<T>(kJsonWords<T>);

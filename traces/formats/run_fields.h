@@ -7,8 +7,8 @@
 // (2) A saved case omits a setting that has its default.
 // (3) The order of rows is the order of keys in files and of options in the help.
 //
-// Not checked here: combinations of options. at_least and at_most bound the command line; in files
-// only at_least applies.
+// Not checked here: combinations of options. In engine options of files only at_least applies:
+// other engines have larger values than the command line.
 #pragma once
 
 #include <cstdint>

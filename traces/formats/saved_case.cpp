@@ -5,9 +5,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 
 #include "base/json_fields.h"
 #include "base/line_reader.h"
+#include "base/number_text.h"
 #include "base/output_file.h"
 #include "traces/formats/engine_options.h"
 #include "traces/formats/lines_json.h"
@@ -216,15 +218,16 @@ namespace {
 
 constexpr std::size_t kKnownFileMax = 1 << 20;
 
-// True for a date such as "2027-01-31", whose order as text is that of time. Days are only checked
-// to be 1 to 31.
+// True for a day of the calendar such as "2027-01-31", whose order as text is that of time.
 bool is_date(std::string_view text) {
   constexpr std::string_view kShape = "0000-00-00";
   if (text.size() != kShape.size()) return false;
   for (std::size_t i = 0; i < text.size(); ++i)
     if (kShape[i] == '-' ? text[i] != '-' : text[i] < '0' || text[i] > '9') return false;
-  const std::string_view month = text.substr(5, 2), day = text.substr(8, 2);
-  return month >= "01" && month <= "12" && day >= "01" && day <= "31";
+  const auto part = [&](std::size_t first, std::size_t count) {
+    return static_cast<int>(*scaled_decimal_of(text.substr(first, count), 0));
+  };
+  return (std::chrono::year(part(0, 4)) / part(5, 2) / part(8, 2)).ok();
 }
 
 // Reads one entry of the list. `until` is read twice, once as text and once to refuse it with its

@@ -1,31 +1,14 @@
 // Reading and writing of step hashes, one JSON object per line.
 #include "traces/formats/step_hashes.h"
 
-#include <algorithm>
-
 #include "base/check.h"
 #include "base/json_fields.h"
 
 namespace lockstep {
 namespace {
 
-constexpr std::size_t kHashDigits = 32;
+constexpr form::Hexadecimal kHash{32};
 constexpr std::size_t kBufferBytes = std::size_t{1} << 16;
-
-// Upper-case digits are refused: equal hashes must be equal texts.
-bool is_hash(std::string_view text) {
-  return text.size() == kHashDigits && std::ranges::all_of(text, [](char c) {
-           return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f');
-         });
-}
-
-struct Hash {
-  static void read(JsonValue value, std::string& hash) {
-    hash = value.string();
-    if (!is_hash(hash)) value.refuse("32 hexadecimal digits");
-  }
-  static void write(JsonWriter& out, const std::string& hash) { out.string(hash); }
-};
 
 // [rank, tensor, block, fingerprint]: an array, since a step may have thousands of pages.
 struct PageEntry {
@@ -35,7 +18,7 @@ struct PageEntry {
     page.rank = entry[0].integer<std::int32_t>(0);
     page.tensor = entry[1].integer<std::int32_t>(0);
     page.block = entry[2].integer<std::int32_t>(0);
-    Hash::read(entry[3], page.fingerprint);
+    kHash.read(entry[3], page.fingerprint);
   }
   static void write(JsonWriter& out, const HashedPage& page) {
     out.begin_array().integer(page.rank).integer(page.tensor).integer(page.block);
@@ -58,9 +41,9 @@ void fields(Io& io, FieldsOf<Io, StepHashesHeader>& header) {
 template <class Io>
 void fields(Io& io, FieldsOf<Io, StepHashes>& step, const bool& has_pages) {
   io.required("step", step.step, form::Between{step.step, step.step});
-  io.required("hash", step.hash, Hash{});
-  io.required("decision", step.decision, Hash{});
-  io.required("tables", step.tables, form::ById<form::Each<Hash>>{});
+  io.required("hash", step.hash, kHash);
+  io.required("decision", step.decision, kHash);
+  io.required("tables", step.tables, form::ById<form::Each<form::Hexadecimal>>{{kHash}});
   if (has_pages) io.required("pages", step.pages, form::Each<PageEntry>{});
   io.optional("ended", step.ended);
 }
@@ -136,7 +119,7 @@ Result<StepHashesWriter> StepHashesWriter::create(const std::string& path,
 
 Result<void> StepHashesWriter::write(const StepHashes& step) {
   LS_CHECK(step.step == steps_, "step {} is written after {} steps", step.step, steps_);
-  LS_CHECK(is_hash(step.hash) && is_hash(step.decision), "hash {}, decision {}", step.hash,
+  LS_CHECK(kHash.has(step.hash) && kHash.has(step.decision), "hash {}, decision {}", step.hash,
            step.decision);
   ++steps_;
   buffer_ += line_of_fields(step, has_pages_);

@@ -14,7 +14,6 @@ namespace lockstep {
 namespace {
 
 constexpr std::int64_t kWorkerFactsVersion = 1;
-constexpr std::size_t kDigestDigits = 32;
 // Slots are block * block_size + offset: 2^31 blocks of 2^17 tokens.
 constexpr std::int64_t kSlotsMax = std::int64_t{1} << 48;
 
@@ -93,16 +92,6 @@ struct GroupContext {
   std::int64_t num_tokens = 0;
 };
 
-struct Digest {
-  static void read(JsonValue value, std::string& digest) {
-    digest = value.string();
-    if (digest.size() != kDigestDigits ||
-        digest.find_first_not_of("0123456789abcdef") != std::string::npos)
-      value.refuse(fmt::format("{} hexadecimal digits", kDigestDigits));
-  }
-  static void write(JsonWriter& out, const std::string& digest) { out.string(digest); }
-};
-
 // Offsets within a block, ascending. The block's group is not known here, so the largest block_size
 // bounds them.
 struct BlockSlots {
@@ -169,7 +158,7 @@ template <class Io>
 void fields(Io& io, FieldsOf<Io, ChangedPage>& page, const RecordingHeader& header) {
   io.required("tensor", page.tensor, form::Between{0, 1 << 20});
   io.required("block", page.block, Block{header.num_blocks});
-  io.required("digest", page.digest, Digest{});
+  io.required("digest", page.digest, form::Hexadecimal{32});
   io.optional("slots", page.slots, BlockSlots{header});
   io.optional("beside", page.beside);
 }

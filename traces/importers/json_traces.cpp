@@ -176,7 +176,10 @@ class DynamoReader {
     JsonObject object = value.object();
     LinkedRequest& linked = request.linked;
     linked.request.spec.name = object.required("request_id").nonempty_string();
-    linked.t_ns = read_arrival_ns(object, "request_received_ms", kDigitsOfMs, options_);
+    // Links of sessions follow from times, which all requests therefore keep until then.
+    linked.t_ns = is_agents_
+                      ? read_span_ns(object.required("request_received_ms"), kDigitsOfMs)
+                      : read_arrival_ns(object, "request_received_ms", kDigitsOfMs, options_);
     linked.set_output(object.required("output_tokens").integer<std::int32_t>(0));
     for (const char* told :
          {"x_request_id", "model", "input_tokens", "cached_tokens", "prefill_wait_time_ms",
@@ -271,12 +274,8 @@ class ServingSimReader {
     linked.set_output(output.integer<std::int32_t>(0));
     if (auto tokens = object.optional("input_tok_ids")) {
       Prompt prompt;
-      prompt.tokens = read_token_ids(tokens);
+      append_tokens(prompt, read_token_ids(tokens));
       check_count(tokens, prompt.tokens.size(), linked.prompt_tokens);
-      prompt.runs.push_back({.kind = TokenRun::Kind::literal,
-                             .seed = 0,
-                             .first = 0,
-                             .count = static_cast<std::uint32_t>(prompt.tokens.size())});
       linked.request.spec.prompt = std::move(prompt);
       linked.prompt_tokens = 0;
     }

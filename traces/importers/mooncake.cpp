@@ -128,6 +128,10 @@ MooncakeRow read_mooncake_row(JsonValue value, std::int64_t line, const Dialect&
       required_alias(object, "output_length", "output_tokens").integer<std::int32_t>(0));
   if (auto tokens = dialect.is_linked ? object.optional("output_token_ids") : JsonValue())
     read_answer(tokens, linked.request.output);
+  if (linked.request.spec.min_tokens > linked.request.spec.max_tokens)
+    object.refuse_because(fmt::format("found min_tokens {}; expected at most the output_length, {}",
+                                      linked.request.spec.min_tokens,
+                                      linked.request.spec.max_tokens));
   if (auto ids = object.optional("hash_ids"))
     linked.hash_ids = read_hash_ids(ids, linked.prompt_tokens, dialect.ids, wide);
   object.finish();
@@ -266,8 +270,8 @@ class LinkedRows {
   };
 
   // Appends to the session's prompt the previous answer and the new tokens of this turn, and makes
-  // the result the request's prompt. The answer's tokens are generated here and planned as the
-  // previous request's output, so that the next prompt hits its blocks.
+  // the result the request's prompt. Tokens of an answer that the file does not state are generated
+  // here and planned as the previous request's output, so that the next prompt hits its blocks.
   void add_to(Session& session, LinkedRequest& linked, JsonValue value) {
     if (session.turns > 0) {
       LinkedRequest& before = requests_[session.last];
@@ -278,11 +282,15 @@ class LinkedRows {
                         answer.length, kAnswerTokensMax));
         return;
       }
-      const TokenRun run = own_run(answer.length);
-      Prompt tokens;
-      tokens.append(run);
-      answer.tokens = tokens.materialize();
-      session.prompt.append(run);
+      if (answer.tokens.empty()) {
+        const TokenRun run = own_run(answer.length);
+        Prompt tokens;
+        tokens.append(run);
+        answer.tokens = tokens.materialize();
+        session.prompt.append(run);
+      } else {
+        append_tokens(session.prompt, answer.tokens);
+      }
     }
     if (linked.hash_ids.empty()) {
       session.prompt.append(own_run(linked.prompt_tokens));

@@ -227,7 +227,7 @@ Result<std::unique_ptr<TraceReader>> open_trace(const std::string& path, FileFor
   // Own formats are complete in one file; a manifest names its rows itself.
   for (const std::string& shard : options.shards) {
     LS_ASSIGN_OR_RETURN(const FileFormat other, detect_format(shard));
-    if (format < FileFormat::mooncake || format == FileFormat::aiperf_manifest || other != format)
+    if (format < FileFormat::mooncake || format > FileFormat::dynamo || other != format)
       return fail(
           "{}: found a {} after a {}; several files must be shards of one trace of another tool",
           shard, name_of(other), name_of(format));

@@ -165,9 +165,11 @@ std::vector<std::size_t> kept_only(const std::vector<LinkedRequest>& requests,
                                    std::vector<std::size_t> waits_for,
                                    const std::vector<bool>& left_out) {
   std::vector<std::size_t> kept;
+  std::unordered_set<std::size_t> seen;
   while (!waits_for.empty()) {
     const std::size_t at = waits_for.back();
     waits_for.pop_back();
+    if (!seen.insert(at).second) continue;
     if (left_out[at])
       waits_for.insert(waits_for.end(), requests[at].waits_for.begin(),
                        requests[at].waits_for.end());
@@ -175,7 +177,6 @@ std::vector<std::size_t> kept_only(const std::vector<LinkedRequest>& requests,
       kept.push_back(at);
   }
   std::ranges::sort(kept);
-  kept.erase(std::unique(kept.begin(), kept.end()), kept.end());
   return kept;
 }
 

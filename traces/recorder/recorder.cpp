@@ -198,6 +198,9 @@ void Recorder::refuse(const std::string& what) {
 
 void Recorder::add(const std::string& id, const std::vector<std::int32_t>& prompt,
                    std::int32_t max_tokens, const Keys& keys) {
+  if (prompt.empty() || max_tokens < 1)
+    refuse("request " + id + ": " + std::to_string(prompt.size()) + " prompt tokens, max_tokens " +
+           std::to_string(max_tokens) + "; both are at least 1");
   if (!are_in_order(keys.mm, prompt.size()))
     refuse("request " + id + ": images out of order or beyond the prompt of " +
            std::to_string(prompt.size()) + " tokens");

@@ -159,7 +159,8 @@ class Recorder {
   // Without end(), PATH.partial stays, so that a crash can be inspected.
   ~Recorder();
 
-  // A request arrives. Refused: items out of order or past the prompt, a wrong number of digests.
+  // A request arrives. Refused: an empty prompt, max_tokens below 1, items out of order or past the
+  // prompt, a wrong number of digests.
   void add(const std::string& id, const std::vector<std::int32_t>& prompt, std::int32_t max_tokens,
            const Keys& keys = Keys());
   // The client disconnects, or aborts the request.
