@@ -23,7 +23,7 @@ from lockstep_campaign.tasks import FOLDER, Done, Task
 COMMANDS = ("audit", "conform", "mutants")
 _PARTS_PER_WORKER = 4
 _ITEMS_MAX = 200
-_NO_RECORDING = "no recording there"  # a part of a folder may hold none
+_NO_RECORDING = "contains no recording"  # a part of a folder may hold none
 _COUNTED = ("not_checked", "not_looked_at")  # lines with counts, or the same in every part
 
 

@@ -77,7 +77,7 @@ FOUND = {
     "saved-through-blocks-of-first-group": ("hidden_state_group", ", extraction"),
     "saved-one-token-late": ("hidden_state_group", ", extraction"),
     "rejected-drafts-computed": ("spec_decode_eagle", ", memory_check"),
-    "split-block-zeroed-in-part": ("mamba_align", "allocated to be zeroed, and not zeroed"),
+    "split-block-zeroed-in-part": ("mamba_align", "allocated to be zeroed, but not zeroed"),
     "split-blocks-overlap": ("full_attention", "metadata of group 0: block_table, row 0"),
     "split-views-of-too-few-blocks": ("full_attention", "view of layers.0: part 0 is"),
     "split-table-not-expanded": ("full_attention", "metadata of group 0: block_table, row 0"),
@@ -246,7 +246,7 @@ class KindsTest(unittest.TestCase):
                     done = self.run_command(["replay", file, *to], runner)
                     self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
                     stale = runner == "v1" and states == "gdn"  # its row reads the block first
-                    lies = "no known content" if stale else "the state of one after 2 tokens"
+                    lies = "unknown content" if stale else "the state of one after 2 tokens"
                     self.assertRegex(done.stdout, f"block 5, one's token 1: .*{lies}")
 
     def need_newest(self) -> None:

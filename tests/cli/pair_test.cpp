@@ -55,7 +55,7 @@ TEST(Pair, WithABackendRealPagesCrossTheNetworkAndEveryOneIsCompared) {
             std::string::npos);
   EXPECT_GT(json.at("decode").at("blocks_loaded").get<int>(), 100);
   EXPECT_GT(json.at("decode").at("pages_checked").get<int>(), 1'000);
-  EXPECT_EQ(outcome.out.find("content ids stand"), std::string::npos) << outcome.out;
+  EXPECT_EQ(outcome.out.find("content ids instead of bytes"), std::string::npos) << outcome.out;
 }
 
 TEST(Pair, OfTensorParallelRanksSendsWhatEachOfThemHolds) {

@@ -77,7 +77,7 @@ TEST(OverlaidOrders, AnEngineWithoutSuchOrdersRefusesOne) {
   saved.engine.engine = "vllm-0.22.1";
   const Outcome outcome = judge(saved, make_simt_backend);
   EXPECT_EQ(outcome.kind, OutcomeKind::refused);
-  EXPECT_NE(outcome.what.find("no such order"), std::string::npos) << outcome.what;
+  EXPECT_NE(outcome.what.find("no such layout"), std::string::npos) << outcome.what;
 }
 
 TEST(OverlaidOrders, BlocksOutermostAreOneTensorAndHeadSlotsApartAreMany) {
