@@ -50,7 +50,7 @@ TEST(Conform, OfARecordingWithOptionsBeyondTheFormatNamesThemBesideAMismatch) {
   write_text(path, text);
   const Outcome outcome = run_lockstep({"conform", path});
   EXPECT_EQ(outcome.status, 1) << outcome.err;
-  EXPECT_NE(outcome.out.find("was started with: watermark"), std::string::npos) << outcome.out;
+  EXPECT_NE(outcome.out.find("options: watermark"), std::string::npos) << outcome.out;
 }
 
 TEST(Conform, OfAFolderSaysHowManyFilesItDidNotLookAt) {

@@ -199,7 +199,7 @@ TEST(AuditStaleOutput, OfWhoHasLeftIsNotTaken) {
   recording.steps[1].before = {abort, added("b")};
   recording.steps[1].waiting = {"b"};
   expect_first(recording, AuditRule::stale_output, 1, "b",
-               "are taken, and none were sampled for it there: a request of that name has left");
+               "are taken, and none were sampled for it there: a request of that name has ended");
   recording.steps[1].stale_outputs.clear();
   EXPECT_TRUE(audit(recording).empty());
 }
