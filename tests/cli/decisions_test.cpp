@@ -224,7 +224,7 @@ TEST(Decisions, WhatIsKnownIsNoNewsUntilItsDayIsOver) {
             std::string::npos);
   const Outcome wrong = fuzz(engine, {"--known", known("soon")});
   EXPECT_EQ(wrong.status, 2);
-  EXPECT_NE(wrong.err.find("expected a day"), std::string::npos) << wrong.err;
+  EXPECT_NE(wrong.err.find("expected a date"), std::string::npos) << wrong.err;
 }
 
 TEST(Decisions, ReplayRunsABackendBelowThemAndTellsThatTheEngineFailed) {

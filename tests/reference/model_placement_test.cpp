@@ -157,7 +157,7 @@ TEST(ModelPlacement, AStageWithoutALayerOfAGroupKillsItsWorker) {
   options.pp = 2;
   const auto placed = place(layers, options, "BLNHC");
   ASSERT_FALSE(placed);
-  EXPECT_NE(placed.error().message.find("the worker of stage 0 dies of it"), std::string::npos)
+  EXPECT_NE(placed.error().message.find("the worker of stage 0 crashes"), std::string::npos)
       << placed.error().message;
 }
 

@@ -225,7 +225,7 @@ TEST(AuditAsServed, AHitOfRowsThatWereMadeOfDraftsWhichNobodyVerifiedIsFound) {
   EXPECT_EQ(findings[0].rule, AuditRule::draft_read);
   EXPECT_EQ(findings[0].request, "b");
   EXPECT_NE(findings[0].what.find("a hit ends with token 2 in slot 2 of block 1, which holds token "
-                                  "2 of request a and was drafted from with less behind it"),
+                                  "2 of request a and was drafted from with less after it"),
             std::string::npos)
       << findings[0].what;
 }

@@ -79,7 +79,7 @@ TEST(Audit, AHitWhoseNextTokenAnotherRequestDraftedFromIsFoundWhereHashesLookAhe
   prompt.append({TokenRun::Kind::seeded, 8, 0, 1});
   expect_one(recording, 0, "b",
              "ends with token 3 in slot 3 of block 1, which holds token 3 of request a and was "
-             "drafted from with another token behind it");
+             "drafted from with another token after it");
   EXPECT_EQ(audit(recording)[0].rule, AuditRule::draft_read);
 
   config.num_hash_lookahead_tokens = 0;  // stated: such an engine drops a block, or takes the loss
@@ -105,7 +105,7 @@ TEST(Audit, AHitWhoseSecondNextTokenDiffersIsFoundWhereHashesCoverTwo) {
   config.num_hash_lookahead_tokens = 2;
   expect_one(recording, 0, "b",
              "ends with token 3 in slot 3 of block 1, which holds token 3 of request a and was "
-             "drafted from with another token behind it");
+             "drafted from with another token after it");
 }
 
 TEST(Audit, AHitOnABlockThatWasNeverWrittenIsFound) {
