@@ -150,6 +150,18 @@ TEST(Findings, TheModelBehindTheProtocolShowsThoseOfItsRelease) {
   EXPECT_EQ(shown, (std::set{1, 2, 3, 4, 6, 7, 8, 9, 11, 12, 13, 14, 15, 22}));
 }
 
+TEST(Findings, MergedTablesMayNameAnyVersion) {
+  const std::string path = fresh_path("findings.json");
+  run_lockstep({"findings", "1", "--engine", LOCKSTEP_BINARY_DIR "/paged_engine", "--json", path});
+  // "release" is a part of "this release", which replaces the version in a reason.
+  const std::string renamed =
+      std::regex_replace(read_text(path), std::regex("\"paged-1\""), "\"paged-release\"");
+  write_text(path, std::regex_replace(renamed, std::regex("does not support"), "not in release"));
+  const Outcome merged = run_lockstep({"findings", "--merge", path});
+  EXPECT_EQ(merged.status, 0) << merged.err;
+  EXPECT_NE(merged.out.find("not in this release"), std::string::npos) << merged.out;
+}
+
 TEST(Findings, SeveralEnginesAreATableAndWhatNoneShowsIsAgreed) {
   const Outcome table =
       run_lockstep({"findings", "10", "23", "--engine", kModel, "--engine", kModel});
