@@ -68,7 +68,7 @@ class JsonWriter {
   bool needs_comma_ = false;
 };
 
-// Returns the length of the UTF-8 character that `text` starts with; 0: none starts there (RFC 3629).
+// Returns the length of the UTF-8 character (RFC 3629) that `text` starts with; 0: none does.
 std::size_t utf8_length(std::string_view text);
 
 }  // namespace lockstep

@@ -113,8 +113,8 @@ std::string stable_line(std::string_view check, std::int64_t step, std::string_v
 
 // The formats.
 
-// The text of a JSON result, with a newline. Bytes that are not UTF-8, such as those of a file name,
-// become U+FFFD.
+// The text of a JSON result, with a newline. Bytes that are not UTF-8, such as those of a file
+// name, become U+FFFD.
 std::string json_text(const nlohmann::ordered_json& json);
 // A test case per item. Known findings and skipped items count as skipped; refused ones are errors.
 std::string junit_text(std::string_view command, std::span<const ReportedItem> items,

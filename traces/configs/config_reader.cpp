@@ -244,8 +244,8 @@ std::string rope_type(ConfigPart& rope) {
   return rope.text(rope.has("rope_type") ? "rope_type" : "type");
 }
 
-// The factor by which rope scaling extends the model's length. YaRN's and its relatives' lengths are
-// already scaled; Gemma 3's too.
+// The factor by which rope scaling extends the model's length. YaRN's and its relatives' lengths
+// are already scaled; Gemma 3's too.
 double length_factor(ConfigReading& reading, const std::vector<ConfigPart>& ropes) {
   constexpr std::string_view kScaled =
       " su longrope llama3 yarn deepseek_yarn deepseek_llama_scaling telechat3-yarn ";
@@ -308,13 +308,13 @@ std::string format_at(ConfigPart& place, std::string_view key, bool is_modelopt)
   return in_lower_case(std::move(format));
 }
 
-// The cache format that a quantized checkpoint requests; empty: the model's dtype. ModelOpt states a
-// scheme or a word, nested under `quantization` or at the top, and older files name their producer
-// instead of the method (vllm/utils/torch_utils.py, get_kv_cache_quant_algo_string();
+// The cache format that a quantized checkpoint requests; empty: the model's dtype. ModelOpt states
+// a scheme or a word, nested under `quantization` or at the top, and older files name their
+// producer instead of the method (vllm/utils/torch_utils.py, get_kv_cache_quant_algo_string();
 // transformers_utils/model_arch_config_convertor.py, _normalize_quantization_config()). Layers of K
-// and V also follow the scheme of compressed-tensors (model_executor/layers/attention/attention.py).
-// A format that vLLM would replace by the model's dtype with a warning, or not serve, is refused.
-// REQUIRES: the model has its layers.
+// and V also follow the scheme of compressed-tensors
+// (model_executor/layers/attention/attention.py). A format that vLLM would replace by the model's
+// dtype with a warning, or not serve, is refused. REQUIRES: the model has its layers.
 std::string cache_scheme(ConfigReading& reading) {
   auto config = reading.whole.part("quantization_config");
   const bool is_outer = config.has_value();

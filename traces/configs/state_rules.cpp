@@ -43,8 +43,9 @@ constexpr Mamba2Keys kPrefixedKeys = {"mamba_n_heads", "mamba_d_head", "mamba_n_
 constexpr Mamba2Keys kZambaKeys = {"n_mamba_heads", "mamba_headdim", "mamba_ngroups",
                                    "mamba_d_state", "mamba_d_conv",  "mamba_expand"};
 
-// States of a Mamba 2 mixer. `derives_head_dim`: the class ignores head_dim and divides the channels
-// by the heads. mamba_d_ssm (Falcon-H1) replaces expand * hidden_size as the number of channels.
+// States of a Mamba 2 mixer. `derives_head_dim`: the class ignores head_dim and divides the
+// channels by the heads. mamba_d_ssm (Falcon-H1) replaces expand * hidden_size as the number of
+// channels.
 LayerKind mamba2_states(ConfigReading& reading, const Mamba2Keys& keys, bool derives_head_dim) {
   ConfigPart& text = reading.text;
   const std::int64_t wide = text.number(keys.expand, 2) * text.need("hidden_size");

@@ -236,8 +236,8 @@ class RecordedRequests {
         endings_[place->second].has_stopped = true;
   }
 
-  // Only the length ends a request, also one that an abort ended before min_tokens, so that another engine that samples other tokens stops at the
-  // same output token.
+  // Only the length ends a request, also one that an abort ended before min_tokens, so that another
+  // engine that samples other tokens stops at the same output token.
   std::vector<TraceRecord> take() {
     endings_.resize(records_.size());
     for (std::size_t i = 0; i < endings_.size(); ++i)

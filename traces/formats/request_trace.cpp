@@ -101,8 +101,8 @@ bool ends_request(const RequestSpec& spec, std::int32_t token) {
 }
 
 // Refuses a request that nothing ends, that ends before its planned output does, or whose output
-// exceeds max_tokens or is shorter than min_tokens. Tokens before min_tokens do not end it. Repetition detection may end it
-// anywhere, so it needs no end token.
+// exceeds max_tokens or is shorter than min_tokens. Tokens before min_tokens do not end it.
+// Repetition detection may end it anywhere, so it needs no end token.
 void check_end(JsonValue output_value, const TraceRequest& request) {
   const OutputPlan& output = request.output;
   const RequestSpec& spec = request.spec;
