@@ -72,8 +72,8 @@ std::string head_text(const SavedCase& saved) {
   if (const std::string cut_off = cut_off_text(saved); !cut_off.empty())
     text += fmt::format("  The recording is {}.\n", cut_off);
   return text +
-         "  A cell is a block, [its id: the tokens in it]; * is new to its table in this "
-         "step, - is the null block.\n";
+         "  A cell is a block, [its id: the tokens in it]; * is new to its table, - is "
+         "the null block.\n";
 }
 
 // Describes what a request asks for. A name that the case does not contain only "arrives": a

@@ -103,7 +103,7 @@ TEST(Explanation, OfACaseWithAConnectorTellsWhatIsLoadedAndWhatIsLost) {
   ASSERT_EQ(explanation.outcome.kind, OutcomeKind::agreed) << explanation.outcome.what;
   const std::string text = to_text(*saved, explanation);
   expect_told(text, {"with     a host tier of 1 block, transfers up to ", "27 % of the loads fail",
-                     "Step 6", "The connector has 16 tokens of r1 behind 0 computed here",
+                     "Step 6", "The connector has 16 tokens of r1 after 0 computed here",
                      "r1 waits while they are loaded", "r1 waits for what it loads.",
                      "group 0  r1  [1: 0-15]", "A load has failed: block 1 is not filled.",
                      "r1: its load has completed.", "Step 7", "r1 is scheduled"});

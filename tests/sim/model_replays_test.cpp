@@ -166,7 +166,7 @@ TEST(ModelReplays, OfGlmDealOutAnIndexersRowsAndKeepItsRingWhole) {
     EXPECT_EQ(replay.layers, 5u);
     EXPECT_EQ(replay.cached_tokens, 256);
   }
-  EXPECT_NE(replay_of(model, trace, 2).ending.find("a row of 4 tokens is on one rank"),
+  EXPECT_NE(replay_of(model, trace, 2).ending.find("an entry of 4 tokens is on one rank"),
             std::string::npos);
 }
 

@@ -84,7 +84,7 @@ TEST(Run, ASmallBudgetIsKeptCountedAndStillReadsEverythingOverTime) {
   EXPECT_LT(few.rows_read, 200 * few.steps + 1000);
   EXPECT_GT(few.rows_read, 0);
   ASSERT_EQ(few.not_checked.size(), 3u);
-  EXPECT_NE(few.not_checked[0].find("the budget is 200 a step"), std::string::npos)
+  EXPECT_NE(few.not_checked[0].find("the budget is 200 per step"), std::string::npos)
       << few.not_checked[0];
   EXPECT_LT(few.pages_checked, all.pages_checked);
   // Tables, slots and written pages are not a matter of budget.

@@ -319,8 +319,8 @@ TEST(OpenTrace, OnlyFormatsOfOtherToolsHaveShards) {
   ASSERT_TRUE(samples);
   const std::string layouts = (*samples / "recordings/vllm-0.33.0/layouts.jsonl").string();
   EXPECT_EQ(refusal(open_trace(layouts, {.shards = {layouts}}), layouts),
-            "FILE: found a layout recording after a layout recording; several files are shards of "
-            "one trace of another tool");
+            "FILE: found a layout recording after a layout recording; several files must be shards "
+            "of one trace of another tool");
 }
 
 TEST(LineReader, ALineThatIsTooLongIsRefusedWithoutReadingItAll) {

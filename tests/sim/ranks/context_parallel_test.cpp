@@ -118,7 +118,7 @@ TEST(ContextParallelRanks, CachesThatEveryRankKeepsWholeLieBesideThoseThatAreDea
 TEST(ContextParallelRanks, RowsOfSeveralTokensLieOnOneRankOrAreRefused) {
   const auto run = run_on_ranks(with_whole_caches(2, 2), 30);
   ASSERT_FALSE(run);
-  EXPECT_NE(run.error().message.find("a row of 4 tokens is on one rank"), std::string::npos)
+  EXPECT_NE(run.error().message.find("an entry of 4 tokens is on one rank"), std::string::npos)
       << run.error().message;
 }
 
