@@ -220,7 +220,7 @@ Result<void> check_options(const ReplayOptions& options) {
                                                        {options.run.has("faults"), "--faults"},
                                                        {!options.save_dir.empty(), "--save"}};
   const std::string also = given_for_one_engine(options);
-  if (!also.empty()) return fail("{}: diff-engines compares profiles only; leave it out", also);
+  if (!also.empty()) return fail("{}: diff-engines compares only profiles; omit it", also);
   for (const auto& [given, name] : useless)
     if (given) return fail("{}: diff-engines compares only decisions; omit it", name);
   return {};

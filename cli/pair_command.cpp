@@ -320,7 +320,7 @@ Result<void> check_options(const ReplayOptions& options) {
       {!options.save_dir.empty(), "--save"},
   };
   const std::string also = given_for_one_engine(options);
-  if (!also.empty()) return fail("{} means nothing with two engines; leave it out", also);
+  if (!also.empty()) return fail("{} does not apply to two engines; omit it", also);
   for (const auto& [is_given, name] : useless)
     if (is_given) return fail("{} does not apply to two engines; omit it", name);
   return {};

@@ -254,7 +254,7 @@ INSTANTIATE_TEST_SUITE_P(
                             R"("size":768)", R"("size":769)", "769 bytes"},
                     Changed{"ARecordingThatTheAuditDoesNotFollow", "audit",
                             sample_path("recordings/vllm-0.22.1/spec_decode_mamba/0016.jsonl"),
-                            R"("async_scheduling":false)", R"("async_scheduling":true)",
+                            R"("block_size":16,)", R"("block_size":16,"async_scheduling":true,)",
                             "no recording was audited"}),
     [](const auto& changed) { return std::string(changed.param.name); });
 
