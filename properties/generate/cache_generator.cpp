@@ -18,12 +18,8 @@
 namespace lockstep {
 namespace {
 
-// At most four groups, and a fifth for hidden states: more only repeat the same combinations.
 constexpr std::size_t kGroupsMax = 4;
 
-// Gives the rows a quantized element type, with scales after the row or elsewhere in the page. int4
-// needs a release that plans it (`has_int4`). nvfp4 packs 16 elements per scale, hence the head
-// size.
 void scale_rows(ChoiceSource& choices, bool has_int4, KVCacheSpec& spec) {
   spec.kv_quant_mode =
       choices.one_of({KVQuantMode::int8_per_token_head, KVQuantMode::fp8_per_token_head,
@@ -37,8 +33,6 @@ void scale_rows(ChoiceSource& choices, bool has_int4, KVCacheSpec& spec) {
   if (is_packed) spec.head_size = 16;
 }
 
-// Generates the spec of an attention-like layer. MLA rows have one head. Worker limits on types and
-// latent sizes apply last; the choices before them are still consumed.
 KVCacheSpec draw_rows(Draw& draw, const EngineConfig& engine, CacheKind kind,
                       std::int64_t block_size) {
   ChoiceSource& choices = draw.choices;
@@ -65,7 +59,6 @@ KVCacheSpec draw_rows(Draw& draw, const EngineConfig& engine, CacheKind kind,
   // nothing.
   const std::int64_t least_window = draw.options.one_pool_per_kind ? 2 : 1;
   if (is_sliding_window(kind)) spec.sliding_window = choices.between(least_window, 3 * block_size);
-  // A chunk is a whole number of blocks, as in vLLM's plans.
   if (is_chunked(kind)) spec.attention_chunk_size = block_size * choices.between(1, 3);
   return spec;
 }
@@ -86,8 +79,6 @@ KVCacheSpec draw_states(Draw& draw, const EngineConfig& engine, std::int64_t blo
   return spec;
 }
 
-// Returns the kinds for an engine with one pool per kind (SGLang): full attention or MLA, and at
-// most one of states and windows.
 std::vector<CacheKind> draw_pools(const Draw& draw) {
   using enum CacheKind;
   const bool is_mla = draw.has(Feature::mla) && !draw.has(Feature::full_attention);
@@ -100,8 +91,6 @@ std::vector<CacheKind> draw_pools(const Draw& draw) {
   return kinds;
 }
 
-// Returns the kinds of the groups, at least one. A hidden state comes last and only with other
-// groups: its page must fit the common page.
 std::vector<CacheKind> draw_kinds(Draw& draw) {
   using enum CacheKind;
   if (draw.options.one_pool_per_kind) return draw_pools(draw);
@@ -115,7 +104,6 @@ std::vector<CacheKind> draw_kinds(Draw& draw) {
     if (draw.has(feature)) on.push_back(kind);
   if (!draw.has(Feature::several_groups) || draw.has(Feature::two_block_pool))
     return {on[draw.choices.below(std::ssize(on))]};
-  // A kind twice: two windows of different size, or two groups of full attention.
   if (on.size() < kGroupsMax && draw.choices.chance(50))
     on.push_back(on[draw.choices.below(std::ssize(on))]);
   while (on.size() > kGroupsMax) on.erase(on.begin() + draw.choices.below(std::ssize(on)));
@@ -123,8 +111,6 @@ std::vector<CacheKind> draw_kinds(Draw& draw) {
   return on;
 }
 
-// Returns how states are cached. Without prefix caching, vLLM keeps no states for hits, so only
-// `none` remains. Mode all excludes drafts and exists only in older releases.
 MambaCacheMode draw_mamba_mode(Draw& draw, const EngineConfig& engine) {
   if (!engine.enable_prefix_caching) return MambaCacheMode::none;
   const std::vector<MambaCacheMode>& modes = draw.options.state_modes;
@@ -152,8 +138,6 @@ std::int64_t draw_state_blocks(Draw& draw, EngineConfig& engine) {
   return spanned;
 }
 
-// Lays out a group of uniform type: one tensor per layer, since the layers' pages differ. REQUIRES:
-// it is the only group.
 KVCacheConfig lay_out_uniform_type(std::vector<KVCacheGroupSpec> groups) {
   KVCacheConfig plan;
   const KVCacheGroupSpec& group = groups.front();
@@ -163,8 +147,6 @@ KVCacheConfig lay_out_uniform_type(std::vector<KVCacheGroupSpec> groups) {
   return plan;
 }
 
-// Makes the only group one of uniform type: layers that share a block table and differ in their
-// heads. vLLM forms such a group only if it covers the whole model.
 void draw_uniform_type(Draw& draw, std::vector<KVCacheGroupSpec>& groups) {
   KVCacheGroupSpec& group = groups.front();
   if (!draw.has(Feature::uniform_type) || groups.size() > 1 || group.layers_per_page > 1 ||
@@ -194,7 +176,6 @@ KVCacheConfig lay_out(std::vector<KVCacheGroupSpec> groups, std::int64_t extra_b
   KVCacheConfig plan;
   plan.tensors.resize(places);
   for (KVCacheGroupSpec& group : groups) {
-    // A packed group has no padding of its own: its layers fill the page together.
     if (group.layers_per_page == 1 && page_size_bytes(group.spec) != page)
       group.spec.page_size_padded = page;
     for (std::size_t i = 0; i < group.layer_names.size(); ++i)
@@ -211,7 +192,6 @@ KVCacheConfig lay_out(std::vector<KVCacheGroupSpec> groups, std::int64_t extra_b
 void draw_packing(Draw& draw, std::vector<KVCacheGroupSpec>& groups) {
   KVCacheGroupSpec& first = groups.front();
   if (!draw.has(Feature::packed_pages) || !is_full_of_pairs(first.spec.kind)) return;
-  // No backend splits a packed page into kernel blocks.
   if (draw.runs_kernels() && first.spec.block_size != 16) return;
   first.layers_per_page = draw.choices.between(2, 3);
   while (std::ssize(first.layer_names) < first.layers_per_page)
@@ -220,8 +200,6 @@ void draw_packing(Draw& draw, std::vector<KVCacheGroupSpec>& groups) {
     if (pool_page_size_bytes(group) > pool_page_size_bytes(first)) first.layers_per_page = 1;
 }
 
-// Returns the kernel block size of each group, as the attention backend selects it. A backend that
-// supports none of the blocks keeps them unsplit; laying out the plan then refuses the case.
 std::vector<std::int64_t> kernel_blocks_of(const SavedCase& saved) {
   if (saved.backend != "none")
     if (auto sizes = kernel_block_sizes(saved.cache, saved.attention_backend)) return *sizes;
@@ -244,8 +222,6 @@ std::vector<KVCacheGroupSpec> draw_groups(Draw& draw, EngineConfig& engine) {
     base = 1;
     engine.async_scheduling = false;
   }
-  // In one step the states of the drafts cross at most one block boundary, so a block holds the
-  // drafts and one more token.
   if (has_states) base = std::max<std::int64_t>(base, engine.num_spec_tokens + 1);
   engine.block_size = static_cast<std::int32_t>(base);
   const std::int64_t of_states = base * draw_state_blocks(draw, engine);
@@ -267,7 +243,6 @@ std::vector<KVCacheGroupSpec> draw_groups(Draw& draw, EngineConfig& engine) {
       group.layer_names.push_back(fmt::format("g{}.{}", groups.size(), i));
     groups.push_back(std::move(group));
   }
-  // Some workers support only models in which all attention layers have one type.
   if (draw.options.worker && draw.options.worker->one_dtype) {
     const auto first = std::ranges::find_if(
         groups, [](const KVCacheGroupSpec& group) { return !is_state_kind(group.spec.kind); });
@@ -313,7 +288,6 @@ void draw_pool(Draw& draw, std::vector<KVCacheGroupSpec> groups, SavedCase& save
   saved.cache.num_blocks = 1 + need + spare;
   for (KVCacheTensor& tensor : saved.cache.tensors) tensor.size_bytes *= saved.cache.num_blocks;
   saved.kernel_block_sizes = kernel_blocks_of(saved);
-  // A worker's layout follows from its own attention backend.
   if (draw.options.worker) {
     saved.attention_backend = worker_attention_backend(saved.cache);
     saved.layout = CacheLayout::NHD;
@@ -330,7 +304,6 @@ bool has_pages_of_its_own(const KVCacheGroupSpec& group) {
 
 namespace {
 
-// Counts the groups whose kind satisfies `is`.
 std::int64_t count_kind(std::span<const KVCacheGroupSpec> groups, bool (*is)(CacheKind)) {
   return std::ranges::count_if(groups,
                                [&](const KVCacheGroupSpec& group) { return is(group.spec.kind); });
@@ -398,11 +371,8 @@ bool lay_out_again(const SavedCase& saved, std::vector<KVCacheGroupSpec> groups,
   return is_accepted(next);
 }
 
-// Tokens per block of kernels for compressed rows; longer blocks are split at it.
 constexpr std::int64_t kKernelBlock = 64;
 
-// Aligns the block stride to the page of one kernel block, so that a long block splits without
-// gaps.
 static void align_to_kernel_blocks(KVCacheSpec& spec) {
   if (shares_rows(spec.tokens_per_state) && spec.block_size >= kKernelBlock)
     spec.block_stride_alignment = unpadded_page_size_bytes(spec) / (spec.block_size / kKernelBlock);
@@ -420,7 +390,6 @@ static bool takes_further_caches(const Draw& draw, const SavedCase& saved) {
 
 void draw_further_caches(Draw& draw, SavedCase& saved) {
   if (!takes_further_caches(draw, saved)) return;
-  // Applies a change to the groups, if the changed groups can be laid out.
   const auto with = [&](auto change) {
     std::vector<KVCacheGroupSpec> groups = saved.cache.groups;
     SavedCase next;
@@ -432,7 +401,6 @@ void draw_further_caches(Draw& draw, SavedCase& saved) {
     with(replay_windows);
   if (draw.has(Feature::rings) && release_takes(saved.engine, {RunTrait::rings}))
     with([&](auto& groups) { return add_ring(draw, saved.engine, groups); });
-  // Chosen even without the feature, so that the choices after it stay the same.
   const std::int64_t ratio = draw.choices.one_of<std::int64_t>({4, 2, 8, 16});
   if (draw.has(Feature::compressed_rows))
     with([&](auto& groups) {
@@ -462,7 +430,6 @@ void split_blocks(Draw& draw, SavedCase& saved) {
     if (common % size == 0) sizes.push_back(size);
   if (sizes.empty()) return;
   taken.insert(sizes[static_cast<std::size_t>(draw.choices.below(std::ssize(sizes)))]);
-  // Each group takes the largest kernel block that divides its own.
   for (std::size_t g = 0; g < saved.cache.groups.size(); ++g) {
     const KVCacheSpec& spec = saved.cache.groups[g].spec;
     if (is_state_kind(spec.kind) || is_hidden_state(spec.kind)) continue;
@@ -472,8 +439,6 @@ void split_blocks(Draw& draw, SavedCase& saved) {
   }
 }
 
-// The lcm makes the first compressed block a multiple of two kernel blocks: block 32 becomes 128,
-// block 48 becomes 384.
 void map_tables(SavedCase& saved) {
   std::vector<KVCacheGroupSpec> groups = saved.cache.groups;
   const auto compressed = std::ranges::find_if(groups, [](const KVCacheGroupSpec& group) {
@@ -486,8 +451,6 @@ void map_tables(SavedCase& saved) {
     KVCacheSpec& spec = group.spec;
     if (is_ring(spec)) continue;
     spec.block_size *= longer;
-    // A chunk stays a whole number of blocks: vLLM plans no additional block for one that starts
-    // inside a block (v1/kv_cache_interface.py, ChunkedLocalAttentionSpec).
     spec.attention_chunk_size = cdiv(spec.attention_chunk_size, spec.block_size) * spec.block_size;
     if (shares_rows(spec.tokens_per_state) && spec.block_size < kKernelBlock)
       return;  // another compressed group is still shorter than a kernel block
@@ -501,8 +464,6 @@ void map_tables(SavedCase& saved) {
 
 namespace {
 
-// Gives nine of ten requests one or two items for the encoder. The items of a request fit the
-// encoder's budget together, or the request could never be scheduled.
 void add_items(ChoiceSource& choices, SavedCase& saved) {
   saved.trace.header.is_encoder_decoder = true;
   saved.engine.encoder_compute_budget = static_cast<std::int32_t>(choices.between(8, 48));
@@ -541,7 +502,6 @@ void lengthen_outputs(ChoiceSource& choices, SavedCase& saved) {
 bool serve_encoder(Draw& draw, std::vector<KVCacheGroupSpec>& groups, SavedCase& saved) {
   if (count_kind(groups, is_state_kind) > 0) return false;
   saved.engine.enable_prefix_caching = saved.engine.enable_chunked_prefill = false;
-  // Each running request may take its drafts from the budget in the step of a long prompt.
   saved.engine.max_num_batched_tokens = std::max(
       saved.engine.max_num_batched_tokens, saved.engine.max_model_len + saved.engine.max_num_seqs);
   KVCacheGroupSpec& cross = groups.emplace_back(groups.front());
@@ -557,12 +517,9 @@ void draw_encoders_and_sinks(Draw& draw, SavedCase& saved) {
   const EngineProfile& profile = engine_profile(saved.engine.engine);
   if (!takes_further_caches(draw, saved)) return;
   SavedCase changed = saved;
-  // Sinks need a release that starts with them; elsewhere docs/findings.md, 38, prevents it, so the
-  // profile with that defect repaired is used.
   EngineConfig with_sinks = saved.engine;
   if (!profile.starts_with_sinks) with_sinks.engine = profile_without(profile.name, 38);
   std::vector<KVCacheGroupSpec> groups = saved.cache.groups;
-  // Sinks and reference windows belong to layers of full attention.
   const auto full = std::ranges::find_if(
       groups, [](const auto& group) { return is_full_of_pairs(group.spec.kind); });
   const std::int64_t times = draw.choices.between(1, 2);
@@ -616,7 +573,6 @@ void draw_drafter_cache(Draw& draw, SavedCase& saved) {
   SavedCase with_drafter = saved;
   EngineConfig& engine = with_drafter.engine;
   const bool is_eagle = engine.spec_method == SpecMethod::eagle;
-  // Multi-module drafting is generated for EAGLE without a step in flight only.
   const std::int64_t modules =
       is_eagle && !engine.async_scheduling && draw.choices.chance(50) ? engine.num_spec_tokens : 1;
   std::vector<std::vector<std::string>> names;

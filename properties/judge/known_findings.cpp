@@ -584,7 +584,6 @@ const KnownFinding* known_finding_of_page(const SavedCase& saved, const Outcome&
 
 const KnownFinding* known_finding(const SavedCase& saved, const Outcome& outcome,
                                   const JudgeOptions& judged_by) {
-  // A finding that the worker names itself is the most specific.
   if (const KnownFinding* finding = named_by_worker(outcome)) return finding;
   const KnownFinding* finding = judged_by.decisions
                                     ? known_finding_of_engine(saved, outcome)

@@ -416,11 +416,13 @@ Result<RunReport> DataParallelRun::finish() {
   RunReport report;
   RunSummary& all = report.summary;
   all.backend = engines_.front().run->summary().backend;
-  if (!config_.engine.engine.starts_with("vllm-0.22.1"))
+  // Its rules of load and votes are followed for every release (data_parallel.h).
+  const std::string& followed = connector_profile().name;
+  if (!config_.engine.engine.starts_with(followed))
     all.not_checked.push_back(
         fmt::format("which data parallel rank {} gives a request to, and when the ranks vote: the "
-                    "run follows vllm-0.22.1",
-                    config_.engine.engine));
+                    "run follows {}",
+                    config_.engine.engine, followed));
   for (std::size_t r = 0; r < engines_.size(); ++r) {
     LS_ASSIGN_OR_RETURN(auto one, engines_[r].run->finish());
     const RunSummary& summary = report.engines.emplace_back(std::move(one.summary));

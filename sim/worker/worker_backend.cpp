@@ -22,7 +22,6 @@
 namespace lockstep {
 namespace {
 
-// Returns the index-th 64-bit word; missing bytes of the last one are zero, as rule (3) requires.
 std::uint64_t word_at(std::span<const std::uint8_t> bytes, std::size_t index) {
   std::uint64_t word = 0;
   std::memcpy(&word, bytes.data() + 8 * index, std::min<std::size_t>(8, bytes.size() - 8 * index));
@@ -41,7 +40,6 @@ class WorkerBackend final : public Backend, private EngineWorker {
         layers_.emplace_back(g, l);
   }
 
-  // Name and device are the process's own words, so a report shows which engine was checked.
   std::string_view name() const override { return engines_->hello().engine.name; }
   std::string device() const override {
     return fmt::format("worker of {}, runner {}, on the CPU", engines_->hello().engine.version,
@@ -54,13 +52,11 @@ class WorkerBackend final : public Backend, private EngineWorker {
   Result<std::vector<std::uint8_t>> read_page(PageId page) override;
   std::optional<Writer> who_wrote(PageId, std::int64_t) override { return std::nullopt; }
 
-  // Attention outputs are not compared: Triton's interpreter is not exact (not_checked()).
   bool answers_queries() const override { return false; }
   EngineWorker* engine_worker() override { return this; }
   std::vector<std::string> not_checked() const override;
 
  private:
-  // A live request, as the worker has received it.
   struct Known {
     RequestSpec spec;
     std::int64_t num_tokens = 0;
@@ -89,7 +85,6 @@ class WorkerBackend final : public Backend, private EngineWorker {
   bool keeps_states(std::size_t group) const {
     return is_state_kind(config_.plan.groups[group].spec.kind);
   }
-  // True if any group has recurrent states: only then does the worker need `sampled` in advance.
   bool has_states() const {
     for (std::size_t g = 0; g < config_.plan.groups.size(); ++g)
       if (keeps_states(g)) return true;
@@ -99,7 +94,6 @@ class WorkerBackend final : public Backend, private EngineWorker {
   Result<bool> fails(StepReadback& readback);
   Result<void> check_pages() const;  // error: no page can be read
   void hand_out(BlockId block, std::int32_t group);
-  // Memory work around a step: before it, and after it for bytes beyond a block's own group.
   void prepare_memory(const StepProgram& program);
   void overwrite(BlockId block, const BlockId* source);
   void put_back_beyond();
@@ -125,7 +119,6 @@ class WorkerBackend final : public Backend, private EngineWorker {
     const bool is_named = fault.starts_with("metadata") || fault.starts_with("batch");
     report(readback, is_named ? "" : "input", is_named ? fault : "input: " + fault);
   }
-  // Reports an exception, crash or hang of the worker, with its traceback.
   static void report_failure(StepReadback& readback, const EngineFailure& failure) {
     report(readback, failure.kind,
            fmt::format("{}: {}{}{}", failure.kind, failure.what, failure.trace.empty() ? "" : "\n",
@@ -168,7 +161,6 @@ Result<void> WorkerBackend::begin(const EngineConfig& engine) {
   LS_ASSIGN_OR_RETURN(shared_, SharedBytes::create());
   const RecordingHeader header =
       header_of_engine(engine, config_.plan.groups, config_.plan.num_blocks);
-  // The worker splits its blocks only if some group's kernel block size differs.
   std::vector<std::int64_t> sizes;  // of kernel blocks, where they differ from blocks
   for (std::size_t g = 0; g < config_.plan.groups.size(); ++g)
     if (config_.kernel_block_sizes[g] != config_.plan.groups[g].spec.block_size)
@@ -188,8 +180,6 @@ Result<void> WorkerBackend::begin(const EngineConfig& engine) {
   for (WorkerLayer& layer : opened_.layers)
     for (WorkerView& view : layer.parts)
       view.kernel_blocks = std::max<std::int64_t>(1, view.blocks / config_.plan.num_blocks);
-  // In block-outer layouts a page stride spans the whole block of the pool, and vLLM copies it as
-  // one.
   copies_whole_ = std::ranges::any_of(opened_.layers, [&](const WorkerLayer& layer) {
     return layer.page_stride * config_.plan.num_blocks == opened_.bytes;
   });
@@ -199,7 +189,6 @@ Result<void> WorkerBackend::begin(const EngineConfig& engine) {
   group_of_block_.assign(static_cast<std::size_t>(config_.plan.num_blocks), -1);
   if (!map_.findings().empty()) return {};
   if (facts_) facts_taker_.emplace(config_.plan, layout_, opened_.layers, map_, group_of_block_);
-  // Every page starts with the poison of never allocated blocks, as rule (8) requires.
   StepProgram all;
   for (std::int32_t b = 0; b < config_.plan.num_blocks; ++b)
     all.poison.push_back({.block = BlockId{b}, .kind = Poison::fresh});
@@ -211,7 +200,6 @@ void WorkerBackend::add_request(RequestId id, const RequestSpec& spec) {
   requests_[id] = {.spec = spec, .num_tokens = spec.prompt.size()};
 }
 
-// Collects the tokens for the next message: sample() or the next step.
 void WorkerBackend::sampled(RequestId id, std::span<const std::int32_t> tokens) {
   Known& known = requests_.at(id);
   known.num_tokens += std::ssize(tokens);
@@ -219,8 +207,6 @@ void WorkerBackend::sampled(RequestId id, std::span<const std::int32_t> tokens) 
                              std::vector<std::int32_t>(tokens.begin(), tokens.end()));
 }
 
-// Translates a decision into the worker's message. `sampled` stays: it belongs to the previous
-// step.
 void WorkerBackend::decided(const SchedulerOutput& decision) {
   is_decided_ = true;
   step_.step = decision.step;
@@ -268,16 +254,12 @@ void WorkerBackend::hand_out(BlockId block, std::int32_t group) {
   now = group;
 }
 
-// Writes into the shared memory what happens between steps: new byte orders and poison. It also
-// saves the blocks that the worker overwrites as a whole.
 void WorkerBackend::prepare_memory(const StepProgram& program) {
   for (const TableUpdate& update : program.table_updates)
     for (std::uint32_t i = 0; i < update.count; ++i)
       hand_out(program.table_block_ids[update.begin + i], update.group);
   for (const PartCopy& part : program.parts) hand_out(part.target, part.group);
   std::vector<std::uint8_t> page;
-  // Blocks that the engine zeroes but the model does not: their request was preempted in the same
-  // step. They belong to no group.
   for (const PoisonBlock& poison : program.poison)
     if (poison.kind == Poison::freed && std::ranges::count(step_.zero, poison.block) > 0)
       hand_out(poison.block, -1);
@@ -298,7 +280,6 @@ void WorkerBackend::prepare_memory(const StepProgram& program) {
   for (const KVCacheBlockCopy& copy : step_.copies) overwrite(copy.to, &copy.from);
 }
 
-// Saves a block before the step. `source`: the block copied into it; null: it is zeroed.
 void WorkerBackend::overwrite(BlockId block, const BlockId* source) {
   Overwritten& before = overwritten_.emplace_back();
   before.block = block;
@@ -354,7 +335,6 @@ Result<void> WorkerBackend::execute(const StepProgram& program, StepReadback& re
   }
   if (!program.loads.empty() || !program.stores.empty())
     return fail("an engine's worker does not run transfers");
-  // A program without a decision only reads back the step that has run.
   if (!std::exchange(is_decided_, false)) {
     read_probes(program, readback);
     return extract(program, readback);
@@ -386,8 +366,6 @@ Result<void> WorkerBackend::execute(const StepProgram& program, StepReadback& re
   return extract(program, readback);
 }
 
-// Reports a failure of the worker; returns true if it has failed. Errors: a failure of Lockstep's
-// own code in its process.
 Result<bool> WorkerBackend::fails(StepReadback& readback) {
   if (const EngineFailure* const failure = engine_->failure()) failure_ = *failure;
   if (!failure_) return false;
@@ -396,8 +374,6 @@ Result<bool> WorkerBackend::fails(StepReadback& readback) {
   return true;
 }
 
-// Sends what was sampled, for workers with states. They move states now, before the step's poison
-// reaches reallocated blocks. Returns false if the worker has failed.
 Result<bool> WorkerBackend::sample(StepReadback& readback) {
   if (!has_states()) return true;
   std::vector<std::string> faults;
@@ -409,7 +385,6 @@ Result<bool> WorkerBackend::sample(StepReadback& readback) {
   return !failed && faults.empty();
 }
 
-// REQUIRES: each probe's row was in the last executed step.
 void WorkerBackend::read_probes(const StepProgram& program, StepReadback& readback) const {
   for (std::size_t i = 0; i < program.probes.size(); ++i) {
     const AttentionProbe& probe = program.probes[i];
@@ -420,7 +395,6 @@ void WorkerBackend::read_probes(const StepProgram& program, StepReadback& readba
   }
 }
 
-// Reads the hidden states that the engine passes on for finished requests.
 Result<void> WorkerBackend::extract(const StepProgram& program, StepReadback& readback) {
   if (program.extractions.empty()) return {};
   std::vector<SavedStates> wanted;
@@ -438,7 +412,6 @@ Result<void> WorkerBackend::extract(const StepProgram& program, StepReadback& re
   return {};
 }
 
-// Returns true if the lists of the reply have matching lengths, so that they can be indexed.
 bool WorkerBackend::is_whole(const WorkerFacts& facts) const {
   std::int64_t num_tokens = 0;
   for (const std::int32_t count : facts.num_tokens) num_tokens += count;
@@ -453,8 +426,6 @@ bool WorkerBackend::is_whole(const WorkerFacts& facts) const {
          });
 }
 
-// Translates the worker's batch into the rows of the program. The worker may order its batch
-// differently, so rows are found by request name.
 void WorkerBackend::take_facts(const StepProgram& program, const WorkerFacts& facts,
                                StepReadback& readback) {
   for (const std::string& fault : facts.faults) report_fault(readback, fault);
@@ -467,7 +438,6 @@ void WorkerBackend::take_facts(const StepProgram& program, const WorkerFacts& fa
     return;
   }
   reads_.assign(num_groups, std::vector<std::vector<std::int32_t>>(program.rows.size()));
-  // Batches have at most max_num_seqs rows, so a linear search by name is fast enough.
   for (std::size_t row = 0; row < program.rows.size(); ++row) {
     std::size_t first = 0, at = 0;
     for (; at < facts.rows.size() && facts.rows[at] != step_.rows[row].name; ++at)
@@ -487,8 +457,6 @@ void WorkerBackend::take_facts(const StepProgram& program, const WorkerFacts& fa
   }
 }
 
-// `at`: the row in the worker's batch; `first`: its first token there. Positions are compared
-// first: slots of wrong positions say nothing.
 void WorkerBackend::take_row(const RowSlice& slice, std::size_t row, const WorkerFacts& facts,
                              std::size_t at, std::size_t first, StepReadback& readback) {
   for (std::int32_t i = 0; i < slice.num_tokens; ++i)
@@ -512,8 +480,6 @@ void WorkerBackend::take_row(const RowSlice& slice, std::size_t row, const Worke
   }
 }
 
-// Returns the digest of rule (4) over the rows that the worker's table reaches. Entries outside the
-// table or the pool add nothing, so the digest differs and the comparison reports them.
 std::uint64_t WorkerBackend::digest(const AttentionProbe& probe,
                                     std::span<const std::int32_t> table) const {
   const LayerMemory& model = layout_.layers[static_cast<std::size_t>(probe.layer)];
@@ -574,7 +540,6 @@ Result<std::vector<std::uint8_t>> WorkerBackend::read_page(PageId page) {
   return bytes;
 }
 
-// Lines that depend on the run appear only if the case occurred.
 std::vector<std::string> WorkerBackend::not_checked() const {
   std::vector<std::string> sentences{
       "attention, compiled kernels, captured graphs and races of streams of the worker: its Triton "
@@ -602,7 +567,6 @@ ForeignEngineOptions worker_engine_options(std::string command) {
   options.option = "--backend";
   options.hello = worker_hello_message();
   options.read_hello = read_worker_hello;
-  // A step in Triton's interpreter may take minutes.
   options.time_limit = std::chrono::seconds(300);
   options.start_limit = std::chrono::seconds(600);  // a busy machine imports for minutes
   return options;
