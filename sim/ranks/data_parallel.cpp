@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "base/stopwatch.h"
 #include "reference/profiles/engine_profile.h"
+#include "reference/profiles/releases.h"
 #include "sim/step/backend_config.h"
 
 namespace lockstep {
