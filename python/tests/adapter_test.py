@@ -148,7 +148,7 @@ class AdapterTest(unittest.TestCase):
             with self.subTest(event=event):
                 self.assertRegex(self.send(**event).get("refused", "taken"), why)
         self.assertEqual(self.send(**add("a", 63)), {})
-        self.assertRegex(self.send(**add("a", 20))["refused"], "there already")
+        self.assertRegex(self.send(**add("a", 20))["refused"], "already exists")
 
     def test_what_the_release_cannot_build_is_refused_by_name(self) -> None:
         group = CASE["groups"][0]

@@ -282,7 +282,7 @@ class Refusals(unittest.TestCase):
         self.assertIn("Input length", send(long)["refused"])
         short = {"add": "b", "prompt": [[1, 4]], "max_tokens": 1, "arrival": 0.0}
         self.assertEqual(send(short), {})
-        self.assertIn("there already", send(short)["refused"])
+        self.assertIn("already exists", send(short)["refused"])
         self.assertIn("min_tokens", send(short | {"add": "c", "min_tokens": 2})["refused"])
 
     def test_cases_that_it_has_no_like_of_are_refused(self) -> None:
