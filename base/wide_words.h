@@ -57,6 +57,27 @@ LS_WIDE_WORDS inline WideWords product_of_halves(WideWords words) {
 }
 #endif
 
+#if defined(__AVX2__)
+#define LS_HAVE_FOUR_WORDS 1
+// 32 bytes: one AVX2 register, in builds for CPUs that have it.
+typedef std::uint64_t FourWords __attribute__((vector_size(32)));
+
+inline FourWords load_four(const void* from) {
+  FourWords words;
+  std::memcpy(&words, from, sizeof(words));
+  return words;
+}
+inline std::uint64_t sum_of(FourWords words) { return words[0] + words[1] + words[2] + words[3]; }
+inline FourWords add_halves(FourWords a, FourWords b) {
+  return (FourWords)_mm256_add_epi32((__m256i)a, (__m256i)b);
+}
+inline FourWords product_of_halves(FourWords words) {
+  return (FourWords)_mm256_mul_epu32((__m256i)words, (__m256i)(words >> 32));
+}
+#else
+#define LS_HAVE_FOUR_WORDS 0
+#endif
+
 // True if this CPU runs LS_WIDE_WORDS functions. LOCKSTEP_WIDE_WORDS=0 in the environment turns
 // them off, so that tests cover the scalar path on the same machine.
 inline bool has_wide_words() {

@@ -32,19 +32,28 @@ struct FingerprintSum {
   }
 };
 
-#if KERNELS_HAVE_WIDE_WORDS
-// Adds words [0, 8 * eights) of kPagesAtATime pages: one thread of the CPU in place of many.
-[[maybe_unused]] LS_WIDE_WORDS static void add_eights(
-    FingerprintSum (&sums)[kPagesAtATime], const simt::vec16* const (&pages)[kPagesAtATime],
-    std::int64_t eights) {
-  WideWords a[kPagesAtATime] = {}, b[kPagesAtATime] = {};
-  WideWords index{0, 1, 2, 3, 4, 5, 6, 7};
-  for (std::int64_t i = 0; i < eights; ++i, index += 8) {
-    const WideWords k = mix8(2 * index), m = mix8(2 * index + 1);
+#if KERNELS_HAVE_FOUR_WORDS
+// Adds words [0, words) of kPagesAtATime pages, one thread of the CPU in place of many; a multiple
+// of kWordsWithKeys. Keys of a run of words are computed once for all pages.
+inline constexpr std::int64_t kWordsWithKeys = 64;
+[[maybe_unused]] static void add_fours(FingerprintSum (&sums)[kPagesAtATime],
+                                       const simt::vec16* const (&pages)[kPagesAtATime],
+                                       std::int64_t words) {
+  FourWords a[kPagesAtATime] = {}, b[kPagesAtATime] = {};
+  for (std::int64_t first = 0; first < words; first += kWordsWithKeys) {
+    alignas(FourWords) std::uint64_t k[kWordsWithKeys], m[kWordsWithKeys];
+    for (std::int64_t i = 0; i < kWordsWithKeys; ++i) {
+      const WordKeys keys(std::uint64_t(first + i));
+      k[i] = keys.k;
+      m[i] = keys.m;
+    }
     for (int n = 0; n < kPagesAtATime; ++n) {
-      const WideWords words = load_wide(pages[n] + 4 * i);
-      a[n] += product_of_halves(add_halves(words, k)) + words;
-      b[n] += product_of_halves(add_halves(words, m)) + (words << 32 | words >> 32);
+      const std::byte* page = reinterpret_cast<const std::byte*>(pages[n]) + 8 * first;
+      for (std::int64_t i = 0; i < kWordsWithKeys; i += 4) {
+        const FourWords four = load_four(page + 8 * i);
+        a[n] += product_of_halves(add_halves(four, load_four(k + i))) + four;
+        b[n] += product_of_halves(add_halves(four, load_four(m + i))) + (four << 32 | four >> 32);
+      }
     }
   }
   for (int n = 0; n < kPagesAtATime; ++n) {
@@ -74,10 +83,10 @@ struct FingerprintSum {
   }
   FingerprintSum sums[kPagesAtATime];
   std::int64_t begin = first;
-#if KERNELS_HAVE_WIDE_WORDS
-  if (step == 1 && has_wide_words()) {
-    begin = shared / 4 * 4;
-    add_eights(sums, pages, begin / 4);
+#if KERNELS_HAVE_FOUR_WORDS
+  if (step == 1) {
+    begin = shared / (kWordsWithKeys / 2) * (kWordsWithKeys / 2);
+    add_fours(sums, pages, 2 * begin);
   }
 #endif
   for (std::int64_t i = begin; i < shared; i += step) {

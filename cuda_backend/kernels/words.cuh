@@ -9,8 +9,10 @@
 #if !SIMT_ON_GPU && !SIMT_IS_CHECKED
 #include "base/wide_words.h"
 #define KERNELS_HAVE_WIDE_WORDS LS_HAVE_WIDE_WORDS
+#define KERNELS_HAVE_FOUR_WORDS LS_HAVE_FOUR_WORDS
 #else
 #define KERNELS_HAVE_WIDE_WORDS 0
+#define KERNELS_HAVE_FOUR_WORDS 0
 #endif
 
 namespace lockstep::cuda {
