@@ -286,7 +286,7 @@ __device__ __forceinline__ void add_values(SplitState<Shape>& state,
     SIMT_UNROLL
     for (int n = 0; n < Shape::kItems; ++n) {
       const std::int32_t at = (item + n * state.lanes_per_row()) * kItem;
-      if (at >= part.head_size) continue;
+      if (at >= part.head_size) break;
       float values[kItem];
       load_values<Shape>(values, part, row, packed, at);
       SIMT_UNROLL
@@ -310,9 +310,10 @@ __device__ __forceinline__ void write_values(const SplitState<Shape>& state,
   const std::int32_t lanes = state.lanes_per_row();
   for (int lane = 0; lane < kLanes; ++lane) {
     SIMT_UNROLL
-    for (int i = 0; i < Shape::kLaneElements; ++i)
-      if ((state.item_of(lane) + i / kItem * lanes) * kItem < head_size)
-        shared.parts[(threadIdx.x + lane) * Shape::kLaneStride + i] = state.weighted[lane][head][i];
+    for (int i = 0; i < Shape::kLaneElements; ++i) {
+      if ((state.item_of(lane) + i / kItem * lanes) * kItem >= head_size) break;
+      shared.parts[(threadIdx.x + lane) * Shape::kLaneStride + i] = state.weighted[lane][head][i];
+    }
   }
   simt::sync_lanes();
   for (std::int32_t at = threadIdx.x; at < head_size; at += kLaneStep) {
