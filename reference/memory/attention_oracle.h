@@ -39,12 +39,31 @@ inline constexpr double kStoredMax = 1.07;
 // states, hidden states, and bytes without a number format.
 bool has_attention_oracle(const ModelLayer& layer);
 
+// The last decoded rows: a request's next step reads nearly the same. Rows are found by their keys,
+// which differ between layers and heads. A new row takes the place of one with the same slot.
+class DecodedRows {
+ public:
+  // More rows than this evict each other before they are read again.
+  static constexpr std::size_t kSlots = 4096;  // 4 MiB of rows of 128 numbers
+
+  // Reads the row of the layer as attention does: quantized and read back.
+  void read(std::uint64_t key, const ModelLayer& layer, std::span<double> row);
+
+ private:
+  struct Slot {
+    std::uint64_t key = 0;
+    std::vector<double> row;
+  };
+  std::vector<Slot> slots_;
+};
+
 // The attention output [num_kv_heads * queries_per_kv, head_size] of the query with content `query`
 // over `contents`, the contents of the positions that it reads, in order. Query head h reads KV
-// head h / queries_per_kv. REQUIRES: has_attention_oracle(layer), contents not empty.
+// head h / queries_per_kv. `decoded` keeps the rows. REQUIRES: has_attention_oracle(layer), contents
+// not empty.
 std::vector<double> attention_output(const ModelLayer& layer, std::span<const ContentId> contents,
                                      ContentId query, std::int32_t queries_per_kv,
-                                     DType query_dtype = DType::fp32);
+                                     DecodedRows& decoded, DType query_dtype = DType::fp32);
 
 // The maximum absolute error of an output element: rows as generated, and rows of real numbers.
 double attention_tolerance(std::int64_t head_size, std::int64_t positions);

@@ -410,7 +410,7 @@ PageSum MemoryModel::fingerprint(ModelPage page) {
   if (!tensor.known[index]) {
     image_.resize(static_cast<std::size_t>(tensor.page_size_bytes));
     draw_page(page, image_);
-    tensor.sums[index] = page_sum(image_);
+    tensor.sums[index] = page_sum(image_, word_keys_);
     tensor.known[index] = 1;
   }
   return tensor.sums[index];

@@ -12,7 +12,7 @@
 namespace lockstep {
 
 // In pieces of kWordsAtOnce words, so that sum_of_terms() can use wide registers.
-PageSum page_sum(std::span<const std::uint8_t> image) {
+PageSum page_sum(std::span<const std::uint8_t> image, std::span<const WordKeys> keys) {
   PageSum sum;
   std::array<std::uint64_t, kWordsAtOnce> words;
   for (std::size_t first = 0; 8 * first < image.size(); first += kWordsAtOnce) {
@@ -21,7 +21,9 @@ PageSum page_sum(std::span<const std::uint8_t> image) {
     const std::size_t count = (piece.size() + 7) / 8;
     words[count - 1] = 0;  // a truncated last word is padded with zeros
     std::memcpy(words.data(), piece.data(), piece.size());
-    sum += sum_of_terms(std::span(words).first(count), first);
+    const auto whole = std::span(words).first(count);
+    sum += first + count <= keys.size() ? sum_of_terms(whole, &keys[first])
+                                        : sum_of_terms(whole, first);
   }
   return sum;
 }

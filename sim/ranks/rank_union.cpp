@@ -233,22 +233,27 @@ Result<void> RankUnion::count_holders(const RankMemory& rank, const ModelLayer& 
                                       Rows& rows) const {
   std::vector<bool> seen(rows.size());
   std::string key;
+  ModelPage page{-1, -1};
+  std::span<const std::uint8_t> bytes;  // of the page
   for (std::int64_t kv = 0; kv < layer.num_kv; ++kv)
     for (std::int64_t slot = 0; slot < layer.rows_per_block; ++slot)
       for (std::int64_t head = 0; head < layer.num_kv_heads; ++head) {
         const RowPieces pieces = row_pieces(layer, block, kv, slot, head);  // of one page
-        const ModelPage page = rank.model.place_of(layer, pieces.begin()->offset).page;
-        const auto [entry, is_first] = pages.try_emplace(page);
-        if (is_first) {
-          LS_ASSIGN_OR_RETURN(entry->second,
-                              rank.backend.read_page({.tensor = page.tensor,
-                                                      .block = static_cast<BlockId>(page.index)}));
+        const ModelPage of_row = rank.model.place_of(layer, pieces.begin()->offset).page;
+        if (of_row != page) {
+          page = of_row;
+          const auto [entry, is_first] = pages.try_emplace(page);
+          if (is_first) {
+            LS_ASSIGN_OR_RETURN(
+                entry->second, rank.backend.read_page({.tensor = page.tensor,
+                                                       .block = static_cast<BlockId>(page.index)}));
+          }
+          bytes = entry->second;
         }
         key.clear();
         for (const RowPiece& piece : pieces)
           append(key,
-                 std::span(entry->second)
-                     .subspan(rank.model.place_of(layer, piece.offset).byte, piece.size_bytes));
+                 bytes.subspan(rank.model.place_of(layer, piece.offset).byte, piece.size_bytes));
         const auto [first, last] = by_bytes.equal_range(key);
         for (auto row = first; row != last; ++row) seen[row->second] = true;
       }

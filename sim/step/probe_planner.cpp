@@ -260,7 +260,7 @@ void ProbePlanner::expect() {
   for (QueryExpectation& query : queries_) {
     const ModelLayer& layer = model_.layers()[query.layer];
     query.output = attention_output(layer, query.contents, query.query, layer.share.queries_per_kv,
-                                    query_plan_.dtype);
+                                    decoded_rows_, query_plan_.dtype);
     query.tolerance = tolerance_of(layer.head_size, std::ssize(query.contents)) +
                       rounding_tolerance(query_plan_.dtype);
   }

@@ -17,6 +17,7 @@
 #include <span>
 #include <vector>
 
+#include "reference/memory/attention_oracle.h"
 #include "reference/memory/memory_model.h"
 #include "sim/protocol/backend.h"
 #include "sim/step/model_step.h"
@@ -108,6 +109,7 @@ class ProbePlanner {
   std::vector<Candidate> candidates_;
   std::vector<ProbeExpectation> probes_;
   std::vector<QueryExpectation> queries_;
+  DecodedRows decoded_rows_;
   std::int64_t budget_ = 0;
   std::size_t turn_ = 0;         // next candidate to probe, over steps
   std::int64_t query_turn_ = 0;  // next candidate or layer to query, over steps

@@ -439,7 +439,9 @@ TEST(AttentionOracle, OnePositionIsItsOwnValue) {
   ASSERT_TRUE(model);
   const ModelLayer& layer = model->layers()[0];
   const std::vector<ContentId> contents{42};
-  const std::vector<double> output = attention_output(layer, contents, 7, 2);
+  DecodedRows decoded;
+  const std::vector<double> output = attention_output(layer, contents, 7, 2, decoded);
+  EXPECT_EQ(output, attention_output(layer, contents, 7, 2, decoded)) << "from the rows it kept";
   ASSERT_EQ(output.size(), 4u * 16u);
   for (std::size_t head = 0; head < 4; ++head)
     for (std::size_t i = 0; i < 16; ++i)
