@@ -204,14 +204,15 @@ std::string list_of(const std::vector<CacheLayout>& orders) {
   return fmt::format("{}", fmt::join(names, ", "));
 }
 
-}  // namespace
-
+// Of one of the six; NHD and HND name LBNHC and LBHNC.
 std::optional<CacheLayout> overlaid_layout_from_name(std::string_view name) {
   const auto layout = from_name<CacheLayout>(name);
   if (layout == CacheLayout::NHD) return CacheLayout::LBNHC;
   if (layout == CacheLayout::HND) return CacheLayout::LBHNC;
   return layout;
 }
+
+}  // namespace
 
 Result<OrderStrides> order_strides(const KVCacheSpec& spec, std::int64_t num_blocks,
                                    std::int64_t num_layers, CacheLayout order,

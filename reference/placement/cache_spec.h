@@ -51,9 +51,6 @@ Merged merge_specs(const LayerSpecs& layers);
 // LBNHC (old name NHD) and LBHNC (HND) keep a layer together, BLNHC and BLHNC a block; LHBNC and
 // BHLNC separate the heads of one page.
 
-// Of one of the six; NHD and HND name LBNHC and LBHNC.
-std::optional<CacheLayout> overlaid_layout_from_name(std::string_view name);
-
 constexpr bool is_block_outermost(CacheLayout order) { return order >= CacheLayout::BLNHC; }
 // The bytes of a page are one run.
 constexpr bool is_block_compact(CacheLayout order) {

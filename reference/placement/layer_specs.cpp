@@ -44,6 +44,25 @@ std::int64_t packed_bits(std::int64_t elements, std::int64_t bits) {
   return cdiv(elements * bits, 8);
 }
 
+// What a cache of this name holds.
+struct CacheFormat {
+  DType dtype = DType::bf16;
+  KVQuantMode mode = KVQuantMode::none;
+};
+CacheFormat cache_format(std::string_view kv_dtype, DType model_dtype) {
+  if (kv_dtype == "auto") return {model_dtype, KVQuantMode::none};
+  if (kv_dtype == "bfloat16") return {DType::bf16, KVQuantMode::none};
+  if (kv_dtype == "float16") return {DType::fp16, KVQuantMode::none};
+  if (kv_dtype == "int8_per_token_head") return {DType::int8, KVQuantMode::int8_per_token_head};
+  if (kv_dtype == "fp8_per_token_head") return {DType::uint8, KVQuantMode::fp8_per_token_head};
+  if (kv_dtype == "int4_per_token_head") return {DType::uint8, KVQuantMode::int4_per_token_head};
+  if (kv_dtype == "nvfp4_ds_mla") return {DType::uint8, KVQuantMode::nvfp4_ds_mla};
+  if (kv_dtype.starts_with("nvfp4")) return {DType::uint8, KVQuantMode::nvfp4};
+  if (kv_dtype.starts_with("turboquant_"))
+    return {DType::uint8, from_name<KVQuantMode>(kv_dtype).value_or(KVQuantMode::none)};
+  return {DType::uint8, KVQuantMode::fp8_per_tensor};
+}
+
 // TurboQuant: keys of 8 bits, or fewer and a norm; values with scale and zero point.
 std::int64_t turboquant_bytes(KVQuantMode mode, std::int64_t head_size) {
   const bool is_k8 = mode == KVQuantMode::turboquant_k8v4;
@@ -378,20 +397,6 @@ Result<void> check_format(const PlacementLayer& layer, const BlockAlignment& ali
 }
 
 }  // namespace
-
-CacheFormat cache_format(std::string_view kv_dtype, DType model_dtype) {
-  if (kv_dtype == "auto") return {model_dtype, KVQuantMode::none};
-  if (kv_dtype == "bfloat16") return {DType::bf16, KVQuantMode::none};
-  if (kv_dtype == "float16") return {DType::fp16, KVQuantMode::none};
-  if (kv_dtype == "int8_per_token_head") return {DType::int8, KVQuantMode::int8_per_token_head};
-  if (kv_dtype == "fp8_per_token_head") return {DType::uint8, KVQuantMode::fp8_per_token_head};
-  if (kv_dtype == "int4_per_token_head") return {DType::uint8, KVQuantMode::int4_per_token_head};
-  if (kv_dtype == "nvfp4_ds_mla") return {DType::uint8, KVQuantMode::nvfp4_ds_mla};
-  if (kv_dtype.starts_with("nvfp4")) return {DType::uint8, KVQuantMode::nvfp4};
-  if (kv_dtype.starts_with("turboquant_"))
-    return {DType::uint8, from_name<KVQuantMode>(kv_dtype).value_or(KVQuantMode::none)};
-  return {DType::uint8, KVQuantMode::fp8_per_tensor};
-}
 
 KVCacheSpec customized(const CacheBackend& backend, DeviceFamily device, KVCacheSpec spec) {
   const KVQuantMode mode = spec.kv_quant_mode;

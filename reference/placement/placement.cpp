@@ -91,6 +91,15 @@ Result<HostPool> host_pool_of(const KVCacheGroupSpec& group, const PlacementOpti
   return pool;
 }
 
+// What a request of the longest length is bounded by: the tokens in flight of all stages.
+PlanOptions request_options(const PlacementOptions& options) {
+  PlanOptions request = options;
+  request.max_num_batched_tokens *= options.pp;
+  request.max_num_encoder_input_tokens = options.max_num_batched_tokens;
+  request.pcp = 1;
+  return request;
+}
+
 // Blocks that a request takes of a cache. An Error: windows whose positions DCP shards.
 Result<std::int64_t> blocks_of(const KVCacheSpec& spec, const PlanOptions& request) {
   if (is_sliding_window(spec.kind) && spec.dcp_sharded && request.dcp > 1)
@@ -177,14 +186,6 @@ std::int64_t tp_replicas(const std::vector<KVCacheGroupSpec>& groups,
 }
 
 }  // namespace
-
-PlanOptions request_options(const PlacementOptions& options) {
-  PlanOptions request = options;
-  request.max_num_batched_tokens *= options.pp;
-  request.max_num_encoder_input_tokens = options.max_num_batched_tokens;
-  request.pcp = 1;
-  return request;
-}
 
 std::int64_t bytes_per_block(const std::vector<KVCacheGroupSpec>& groups, CacheLayout order) {
   std::int64_t widest = 0, alignment = 1;

@@ -210,26 +210,6 @@ KVCacheConfig with_num_blocks(const KVCacheConfig& config, std::int64_t num_bloc
 
 namespace {
 
-LayerViews state_views(const LayerMemory& layer, const KVCacheSpec& spec, std::int64_t num_blocks) {
-  LayerViews views;
-  for (std::size_t s = 0; s < spec.states.size(); ++s) {
-    const StateTensorSpec& state = spec.states[s];
-    const std::int64_t item = itemsize_bytes(state.dtype);
-    TensorView& view = views.tensors.emplace_back();
-    view.dtype = state.dtype;
-    view.storage_offset = (layer.parts[s].offset - layer.begin) / item;
-    view.shape = {num_blocks};
-    view.stride = {layer.page_bytes() / item};
-    std::int64_t stride = num_elements(state);
-    for (std::int64_t dim : state.dims) {
-      stride /= dim;
-      view.shape.push_back(dim);
-      view.stride.push_back(stride);
-    }
-  }
-  return views;
-}
-
 // `backend`: the layer's own (layer_backend); it says only in which order dimensions are named.
 Result<LayerViews> row_views(const LayerMemory& layer, const KVCacheSpec& spec,
                              AttentionBackend backend, std::int64_t num_blocks) {
@@ -281,7 +261,10 @@ Result<PoolViews> pool_views(const KVCacheConfig& config, AttentionBackend chose
     const KVCacheSpec& spec = config.groups[layer.group].layer_spec(layer.layer);
     LayerViews& views = pool.groups[layer.group].emplace_back();
     if (!layer.keeps_rows()) {
-      views = state_views(layer, spec, plan.num_blocks);
+      for (std::size_t i = 0; i < spec.states.size(); ++i)
+        views.tensors.push_back(state_view(spec.states[i], plan.num_blocks,
+                                           layer.parts[i].offset - layer.begin,
+                                           layer.page_bytes()));
       continue;
     }
     auto rows = row_views(layer, spec, *layer_backend(spec, chosen), plan.num_blocks);

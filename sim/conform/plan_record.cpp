@@ -119,8 +119,8 @@ std::string short_sha256(const std::string& text) {
   return fmt::format("{:02x}", fmt::join(digest.begin(), digest.begin() + 16, ""));
 }
 
-json segment_record(const ZeroSegment& segment) {
-  return {segment.address, segment.block_stride, segment.bytes};
+json segment_record(const BlockRegion& segment) {
+  return {segment.begin, segment.block_stride, segment.bytes};
 }
 
 json zero_record(const WorkerPages& pages) {
@@ -129,9 +129,9 @@ json zero_record(const WorkerPages& pages) {
   if (segments->empty()) return nullptr;
   json first = json::array();
   std::string lines;
-  for (const ZeroSegment& segment : *segments) {
+  for (const BlockRegion& segment : *segments) {
     if (first.size() < 4) first.push_back(segment_record(segment));
-    lines += fmt::format("{},{},{}\n", segment.address, segment.block_stride, segment.bytes);
+    lines += fmt::format("{},{},{}\n", segment.begin, segment.block_stride, segment.bytes);
   }
   return {{"segments", segments->size()},
           {"first", std::move(first)},

@@ -484,7 +484,7 @@ void write_pages(JsonWriter& out, const WorkerPages& pages, const MemoryPlan& me
 void write_regions(JsonWriter& out, const char* key, const std::vector<OffloadRegion>& regions) {
   out.key(key).begin_array();
   for (const OffloadRegion& region : regions) {
-    out.begin_object().string("first", region.first).integer("address", region.address);
+    out.begin_object().string("first", region.first).integer("address", region.begin);
     out.integer("block_stride", region.block_stride).integer("bytes", region.bytes).end_object();
   }
   out.end_array();
