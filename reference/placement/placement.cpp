@@ -116,8 +116,8 @@ Result<std::int64_t> device_blocks(const std::vector<KVCacheGroupSpec>& groups,
   for (const KVCacheGroupSpec& group : groups) {
     if (is_on_host(group)) continue;
     std::int64_t most = 0;
-    for (std::size_t i = 0; i < std::max<std::size_t>(group.layer_specs.size(), 1); ++i) {
-      LS_ASSIGN_OR_RETURN(const std::int64_t own, blocks_of(group.layer_spec(i), request));
+    for (const KVCacheSpec& spec : specs_of(group)) {
+      LS_ASSIGN_OR_RETURN(const std::int64_t own, blocks_of(spec, request));
       most = std::max(most, own);
     }
     blocks += most;
@@ -170,19 +170,14 @@ std::vector<KVCacheGroupSpec> projected(const std::vector<KVCacheGroupSpec>& gro
 std::int64_t tp_replicas(const std::vector<KVCacheGroupSpec>& groups,
                          const PlacementOptions& options) {
   std::int64_t replicas = options.tp;
-  bool has_specs = false;
-  for (const KVCacheGroupSpec& group : groups) {
-    const auto add = [&](const KVCacheSpec& spec) {
-      has_specs = true;
+  for (const KVCacheGroupSpec& group : groups)
+    for (const KVCacheSpec& spec : specs_of(group)) {
       const bool is_split = !is_attention(spec.kind) || spec.plan.max_tp_shards == 0 ||
                             (spec.dcp_sharded && options.dcp > 1);
       replicas = std::gcd(
           replicas, is_split ? 1 : std::max<std::int64_t>(1, options.tp / spec.plan.max_tp_shards));
-    };
-    for (const KVCacheSpec& spec : group.layer_specs) add(spec);
-    if (!group.is_uniform_type()) add(group.spec);
-  }
-  return has_specs ? replicas : 1;
+    }
+  return groups.empty() ? 1 : replicas;
 }
 
 }  // namespace

@@ -355,8 +355,7 @@ std::vector<OffloadRegion> simple_offload_regions(const Placement& plan) {
 
 bool is_offloaded(const KVCacheGroupSpec& group) {
   if (is_on_host(group) || !has_layer_views(group.spec.kind)) return false;
-  return group.is_uniform_type() ? std::ranges::all_of(group.layer_specs, is_cacheable_by_class)
-                                 : is_cacheable_by_class(group.spec);
+  return std::ranges::all_of(specs_of(group), is_cacheable_by_class);
 }
 
 std::vector<OffloadRegion> offloading_regions(const Placement& plan, const WorkerPages& pages) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "reference/plan/page_size.h"
 #include "reference/plan/rank_plan.h"
 #include "reference/profiles/engine_profile.h"
 #include "reference/types/token_rows.h"
@@ -77,13 +78,11 @@ Result<void> check_windows(const EngineConfig& config, const EngineProfile& prof
 // A hit must not end inside a stored row.
 Result<void> check_compressed_rows(std::span<const KVCacheGroupSpec> groups, BlockSizes sizes) {
   for (const KVCacheGroupSpec& group : groups)
-    for (std::size_t i = 0; i < std::max<std::size_t>(group.layer_specs.size(), 1); ++i) {
-      const KVCacheSpec& spec = group.layer_spec(i);
+    for (const KVCacheSpec& spec : specs_of(group))
       if (is_prefix_cacheable(spec) &&
           !fills_rows(spec.tokens_per_state, sizes.cache_hit_alignment_tokens()))
         return fail("tokens_per_state: {}; hits end at multiples of {} tokens",
                     text_of(spec.tokens_per_state), sizes.cache_hit_alignment_tokens());
-    }
   return {};
 }
 

@@ -64,8 +64,8 @@ std::int64_t max_blocks_per_request(const KVCacheSpec& spec, const PlanOptions& 
 
 std::int64_t max_blocks_per_request(const KVCacheGroupSpec& group, const PlanOptions& options) {
   std::int64_t blocks = 0;
-  for (std::size_t i = 0; i < std::max<std::size_t>(group.layer_specs.size(), 1); ++i)
-    blocks = std::max(blocks, max_blocks_per_request(group.layer_spec(i), options));
+  for (const KVCacheSpec& spec : specs_of(group))
+    blocks = std::max(blocks, max_blocks_per_request(spec, options));
   return blocks;
 }
 

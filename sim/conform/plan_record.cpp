@@ -20,6 +20,17 @@ using nlohmann::json;
 
 constexpr std::int64_t kCopiedBytesMax = 128 << 20;  // larger allocations were not copied
 
+// A spec with everything that follows from it.
+json spec_record(const KVCacheSpec& spec) {
+  json record = json::parse(planned_spec_json(spec));
+  record["page_size_bytes"] = page_bytes(spec);
+  if (!has_layer_views(spec.kind)) return record;
+  record["hnc"] = {num_heads(spec), rows_of(spec, spec.block_size), content_bytes(spec)};
+  if (const std::int64_t bytes = stride_alignment_bytes(spec); bytes != 1)
+    record["stride_alignment_bytes"] = bytes;
+  return record;
+}
+
 json spec_at(const KVCacheSpec& spec, const json& specs) {
   json own = spec_record(spec);
   for (std::size_t i = 0; i < specs.size(); ++i)
@@ -86,6 +97,20 @@ json view_record(const TensorView& view) {
           {"stride", view.stride},
           {"offset", view.storage_offset},
           {"dtype", torch_name_of(view.dtype)}};
+}
+
+// Views in a plan of one tensor per layer, of each layer that `names` has.
+json views_record(const KVCacheConfig& pool, const PoolViews& views, const json& names) {
+  json record = json::object();
+  for (std::size_t g = 0; g < pool.groups.size(); ++g)
+    for (std::size_t i = 0; i < pool.groups[g].layer_names.size(); ++i) {
+      const std::string& name = pool.groups[g].layer_names[i];
+      if (!names.contains(name)) continue;
+      json all = json::array();
+      for (const TensorView& view : views.groups[g][i].tensors) all.push_back(view_record(view));
+      record[name] = is_state_kind(pool.groups[g].layer_spec(i).kind) ? all : all.at(0);
+    }
+  return record;
 }
 
 // With its first byte and the one past its last.
@@ -350,16 +375,6 @@ json tensor_plan_record(const TensorPlanInputs& inputs, const json& recorded) {
 
 }  // namespace
 
-json spec_record(const KVCacheSpec& spec) {
-  json record = json::parse(planned_spec_json(spec));
-  record["page_size_bytes"] = page_bytes(spec);
-  if (!has_layer_views(spec.kind)) return record;
-  record["hnc"] = {num_heads(spec), rows_of(spec, spec.block_size), content_bytes(spec)};
-  if (const std::int64_t bytes = stride_alignment_bytes(spec); bytes != 1)
-    record["stride_alignment_bytes"] = bytes;
-  return record;
-}
-
 PlacementStages plan_of(const OverlaidPlanInputs& recording) {
   std::vector<PlacementLayer> facts;
   const bool is_bare = recording.backend == "by layer";
@@ -453,19 +468,6 @@ LayerSpecs unaligned_layers(const TensorPlanInputs& inputs) {
     layer.spec.page_size_padded.reset();
   }
   return layers;
-}
-
-json views_record(const KVCacheConfig& pool, const PoolViews& views, const json& names) {
-  json record = json::object();
-  for (std::size_t g = 0; g < pool.groups.size(); ++g)
-    for (std::size_t i = 0; i < pool.groups[g].layer_names.size(); ++i) {
-      const std::string& name = pool.groups[g].layer_names[i];
-      if (!names.contains(name)) continue;
-      json all = json::array();
-      for (const TensorView& view : views.groups[g][i].tensors) all.push_back(view_record(view));
-      record[name] = is_state_kind(pool.groups[g].layer_spec(i).kind) ? all : all.at(0);
-    }
-  return record;
 }
 
 json pools_record(const KVCacheConfig& plan, AttentionBackend backend, const json& recorded,

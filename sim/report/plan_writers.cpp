@@ -4,6 +4,9 @@
 
 #include <algorithm>
 #include <array>
+#include <iomanip>
+#include <map>
+#include <sstream>
 
 #include "base/json_writer.h"
 #include "base/markup.h"
@@ -19,58 +22,40 @@ constexpr std::int64_t kMapColumns = 96;
 constexpr std::int64_t kSvgWidth = 960, kSvgLeft = 200, kSvgRow = 44;
 constexpr char kSeveral = '#';
 
+// How a part of a block is drawn. Colours take turns, by layer or by state.
+struct Look {
+  char symbol;
+  std::string_view text;
+  std::vector<std::string_view> colours;
+};
+
+const Look& look_of(const BlockRun& run) {
+  static const std::map<PartKind, Look> looks = {
+      {PartKind::k, {'K', "K", {"#4e79a7", "#2f5d8a"}}},
+      {PartKind::v, {'V', "V", {"#a0cbe8", "#7fb2d9"}}},
+      {PartKind::row, {'R', "rows", {"#4e79a7", "#2f5d8a"}}},
+      {PartKind::state, {'s', "state", {"#59a14f", "#8cd17d", "#b6992d", "#f1ce63"}}},
+      {PartKind::padding, {'.', "padding, or of other groups", {"#d3d3d3"}}},
+      {PartKind::empty_place, {'-', "empty position of the pack", {"#ff9d9a"}}},
+  };
+  return looks.at(run.kind);
+}
+
 char symbol(const BlockRun& run) {
-  switch (run.kind) {
-    case PartKind::k:
-      return 'K';
-    case PartKind::v:
-      return 'V';
-    case PartKind::row:
-      return 'R';
-    case PartKind::state:
-      return run.part < 8 ? static_cast<char>('a' + run.part) : 's';
-    case PartKind::padding:
-      return '.';
-    case PartKind::empty_place:
-      return '-';
-  }
-  return '?';
+  const bool is_lettered = run.kind == PartKind::state && run.part < 8;
+  return is_lettered ? static_cast<char>('a' + run.part) : look_of(run).symbol;
 }
 
 std::string_view colour(const BlockRun& run) {
-  constexpr std::array<std::string_view, 4> kStates{"#59a14f", "#8cd17d", "#b6992d", "#f1ce63"};
-  switch (run.kind) {
-    case PartKind::k:
-    case PartKind::row:
-      return run.layer % 2 == 0 ? "#4e79a7" : "#2f5d8a";
-    case PartKind::v:
-      return run.layer % 2 == 0 ? "#a0cbe8" : "#7fb2d9";
-    case PartKind::state:
-      return kStates[static_cast<std::size_t>(run.part) % 4];
-    case PartKind::padding:
-      return "#d3d3d3";
-    case PartKind::empty_place:
-      return "#ff9d9a";
-  }
-  return "#000000";
+  const auto& colours = look_of(run).colours;
+  const std::int32_t turn = run.kind == PartKind::state ? run.part : std::max(run.layer, 0);
+  return colours[static_cast<std::size_t>(turn) % colours.size()];
 }
 
 std::string kind_text(const BlockRun& run) {
-  switch (run.kind) {
-    case PartKind::k:
-      return "K";
-    case PartKind::v:
-      return "V";
-    case PartKind::row:
-      return "rows";
-    case PartKind::state:
-      return fmt::format("state {}", run.part);
-    case PartKind::padding:
-      return "padding, or of other groups";
-    case PartKind::empty_place:
-      return "empty position of the pack";
-  }
-  return "?";
+  std::string text(look_of(run).text);
+  if (run.kind == PartKind::state) text += fmt::format(" {}", run.part);
+  return text;
 }
 
 // A way to fill a block, and the groups and tensors whose blocks are filled so.
@@ -211,12 +196,9 @@ void append_svg_row(const Filling& filling, const std::string& stage, std::int64
 
 // A text in DOT's quotes.
 std::string quoted(const std::string& text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') out += '\\';
-    out += c;
-  }
-  return out + '"';
+  std::ostringstream out;
+  out << std::quoted(text);
+  return out.str();
 }
 
 }  // namespace
