@@ -21,9 +21,7 @@ std::int64_t layer_block_stride(const KVCacheSpec& spec) {
 
 Result<void> check_order(const std::vector<KVCacheGroupSpec>& groups, CacheLayout order) {
   std::set<std::int64_t> pages;
-  for (const KVCacheGroupSpec& group : groups)
-    for (std::size_t i = 0; i < group.layer_names.size(); ++i)
-      pages.insert(page_bytes(group.layer_spec(i)));
+  for (const NamedSpec& layer : layers_of(groups)) pages.insert(page_bytes(layer.spec));
   if (pages.size() <= 1) return {};
   if (is_block_compact(order) && (groups.size() == 1 || is_block_outermost(order))) return {};
   return fail(
@@ -32,18 +30,13 @@ Result<void> check_order(const std::vector<KVCacheGroupSpec>& groups, CacheLayou
       name_of(order), *pages.begin(), *pages.rbegin());
 }
 
-// The layers of a group by spec, in order of appearance. Layers that the group keeps a spec for are
-// taken even where the worker has none of the group's layers: the engine plans them too.
-std::vector<std::pair<KVCacheSpec, std::vector<std::string>>> layers_by_spec(
-    const KVCacheGroupSpec& group) {
-  std::vector<std::pair<KVCacheSpec, std::vector<std::string>>> parts;
-  for (std::size_t i = 0; i < group.planned_layers().size(); ++i) {
-    const KVCacheSpec& spec = group.layer_spec(i);
-    auto at = std::ranges::find_if(parts, [&](const auto& part) { return part.first == spec; });
-    if (at == parts.end()) at = parts.insert(parts.end(), {spec, {}});
-    at->second.push_back(group.planned_layers()[i]);
-  }
-  return parts;
+// Layers that the group keeps a spec for are planned even where the worker has none of the group's
+// layers: the engine plans them too.
+LayerSpecs planned_layers(const KVCacheGroupSpec& group) {
+  LayerSpecs layers;
+  for (const std::string& name : group.planned_layers())
+    layers.push_back({name, group.layer_spec(layers.size())});
+  return layers;
 }
 
 // Tensors of groups that share one allocation.
@@ -52,12 +45,14 @@ Result<void> place_tensors(const std::vector<KVCacheGroupSpec>& groups, CacheLay
   const std::int64_t block_bytes = bytes_per_block(groups, order);
   for (const KVCacheGroupSpec& group : groups) {
     std::int64_t offset = 0;
-    for (auto& [spec, layers] : layers_by_spec(group)) {
-      const auto count = static_cast<std::int64_t>(layers.size());
+    for (const LayerSpecs& alike : by_equal_spec(planned_layers(group))) {
+      const KVCacheSpec& spec = alike.front().spec;
+      const std::int64_t count = std::ssize(alike);
       const std::int64_t page = page_bytes(spec);
       std::int64_t block_stride = is_block_outermost(order) ? block_bytes : 0;
+      const std::vector<std::string> names = one_spec_group(alike, spec).layer_names;
       PlacedTensor tensor{
-          block_bytes * num_blocks, layers, spec, page, block_stride, offset, on_host};
+          block_bytes * num_blocks, names, spec, page, block_stride, offset, on_host};
       if (has_layer_views(spec.kind)) {
         if (block_stride == 0 && layer_block_stride(spec) != page) {
           if (!is_block_compact(order))
@@ -360,17 +355,14 @@ Result<void> run_stages(const std::vector<PlacementLayer>& layers, bool is_bare,
   plan.refused_stage = "groups";
   LS_ASSIGN_OR_RETURN(plan.groups, cache_groups(specs, plan.order->order, options));
   plan.refused_stage = "plan";
-  for (const KVCacheGroupSpec& group : plan.groups)
-    for (std::size_t i = 0; i < group.layer_names.size(); ++i) {
-      const std::string& name = group.layer_names[i];
-      const KVCacheSpec& spec = group.layer_spec(i);
-      LS_RETURN_IF_ERROR(check_page(name, spec));
-      if (stride_alignment_bytes(spec) == 0)
-        return fail(
-            "layer {}: kernel blocks of up to {} tokens do not hold one KV entry of {} tokens; "
-            "choose another --block-size",
-            name, spec.plan.stride_kernel_tokens, text_of(spec.tokens_per_state));
-    }
+  for (const NamedSpec& layer : layers_of(plan.groups)) {
+    LS_RETURN_IF_ERROR(check_page(layer.name, layer.spec));
+    if (stride_alignment_bytes(layer.spec) == 0)
+      return fail(
+          "layer {}: kernel blocks of up to {} tokens do not hold one KV entry of {} tokens; "
+          "choose another --block-size",
+          layer.name, layer.spec.plan.stride_kernel_tokens, text_of(layer.spec.tokens_per_state));
+  }
   LS_ASSIGN_OR_RETURN(plan.workers,
                       place_workers(plan.groups, plan.order->order, workers, options));
   plan.refused_stage = {};

@@ -36,9 +36,13 @@ Result<std::optional<KVCacheSpec>> merged_spec(const LayerSpecs& layers) {
   const auto all = [&](auto&& matches) {
     return std::ranges::all_of(layers, [&](const NamedSpec& l) { return matches(l.spec); });
   };
-  if (is_mla(first.kind)) {
-    if (!all([&](const KVCacheSpec& s) { return is_mla(s.kind) && same_row_format(s, first); }))
-      return std::nullopt;
+  const auto is_alike = [&](const KVCacheSpec& s) {
+    if (is_mla(first.kind)) return is_mla(s.kind) && same_row_format(s, first);
+    return is_mla_window(s.kind) && same_row_format(s, first) &&
+           s.sliding_window == first.sliding_window;
+  };
+  if (is_mla(first.kind) || is_mla_window(first.kind)) {
+    if (!all(is_alike)) return std::nullopt;
     KVCacheSpec merged = first;
     merged.alignment = 0;  // its padding stays, its alignment does not
     return merged;
@@ -53,23 +57,11 @@ Result<std::optional<KVCacheSpec>> merged_spec(const LayerSpecs& layers) {
     });
     KVCacheSpec merged = first;
     if (!all([](const KVCacheSpec& s) { return is_full_attention(s.kind); })) return std::nullopt;
-    const auto window = merged_window(layers, &KVCacheSpec::sliding_window);
-    const auto chunk = merged_window(layers, &KVCacheSpec::attention_chunk_size);
-    if (!window) return tl::unexpected(window.error());
-    if (!chunk) return tl::unexpected(chunk.error());
-    if (!same || (*window != 0 && *chunk != 0)) return std::nullopt;
-    merged.sliding_window = *window;
-    merged.attention_chunk_size = *chunk;
-    return merged;
-  }
-  if (is_mla_window(first.kind)) {
-    const bool same = all([&](const KVCacheSpec& s) {
-      return is_mla_window(s.kind) && same_row_format(s, first) &&
-             s.sliding_window == first.sliding_window;
-    });
-    if (!same) return std::nullopt;
-    KVCacheSpec merged = first;
-    merged.alignment = 0;
+    LS_ASSIGN_OR_RETURN(merged.sliding_window, merged_window(layers, &KVCacheSpec::sliding_window));
+    LS_ASSIGN_OR_RETURN(merged.attention_chunk_size,
+                        merged_window(layers, &KVCacheSpec::attention_chunk_size));
+    if (!same || (merged.sliding_window != 0 && merged.attention_chunk_size != 0))
+      return std::nullopt;
     return merged;
   }
   if (!all([&](const KVCacheSpec& s) { return s == first; })) return std::nullopt;
@@ -78,9 +70,8 @@ Result<std::optional<KVCacheSpec>> merged_spec(const LayerSpecs& layers) {
 
 // Windows and chunks treated as full attention when the manager of hybrid caches is switched off.
 Result<LayerSpecs> without_hybrid_manager(LayerSpecs layers) {
-  const auto one = merged_spec(layers);
-  if (!one) return tl::unexpected(one.error());
-  if (one->has_value() || is_uniform_type(layers)) return layers;
+  LS_ASSIGN_OR_RETURN(const auto one, merged_spec(layers));
+  if (one.has_value() || is_uniform_type(layers)) return layers;
   const auto full =
       std::ranges::find_if(layers, [](const auto& l) { return is_full_attention(l.spec.kind); });
   const std::int64_t full_block_size = full == layers.end() ? 0 : full->spec.block_size;

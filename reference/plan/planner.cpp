@@ -269,16 +269,14 @@ void add_warnings(const LayerSpecs& layers, const Groups& groups, const PlanOpti
                         layer->name, own.block_size, unpadded_page_size_bytes(own), page));
     }
   }
-  for (const KVCacheGroupSpec& group : groups) {
-    if (!is_state_kind(group.spec.kind) || options.mamba_cache_mode != MambaCacheMode::align ||
-        group.spec.block_size <= options.max_num_batched_tokens)
-      continue;
+  const auto longer = std::ranges::find_if(groups, [&](const KVCacheGroupSpec& group) {
+    return is_state_kind(group.spec.kind) && group.spec.block_size > options.max_num_batched_tokens;
+  });
+  if (longer != groups.end() && options.mamba_cache_mode == MambaCacheMode::align)
     warnings.push_back(
         fmt::format("mode align: a block has {} tokens and a step at most {}: no state reaches a "
                     "block boundary in one step",
-                    group.spec.block_size, options.max_num_batched_tokens));
-    break;
-  }
+                    longer->spec.block_size, options.max_num_batched_tokens));
   if (request_blocks > num_blocks - 1)
     warnings.push_back(
         fmt::format("one request of max_model_len takes {} blocks and {} are left without the null "

@@ -192,44 +192,39 @@ json runner_record(const WorkerPages& pages, const json& recorded, bool zeroes) 
   return record;
 }
 
-struct PoolMaker {
-  const OverlaidPlanInputs& recording;
-  const Placement& plan;
-  const std::vector<PlacementLayer>& layers;
-  bool copies_lose = false;
-
-  json pool(std::int64_t num_blocks, const json& recorded) {
-    const auto small = place_blocks(plan.groups, plan.order, num_blocks, recording.options);
-    if (!small) return {{"refused", small.error().message}};
-    json record = {{"tensors", json::array()}};
-    for (const PlacedTensor& tensor : small->tensors)
-      record["tensors"].push_back(tensor_record(tensor, false));
-    const bool has_host = small->host.has_value();
-    const char* runner = has_host ? "second_runner" : "first_runner";
-    if (!has_host) record["second_runner"] = "same";
-    auto pages = worker_pages(*small, layers, recording.options);
-    if (!pages) {
-      record[runner] = {{"refused", pages.error().message}};
-      return record;
-    }
-    // Bare layers bind nothing.
-    if (recording.backend == "by layer")
-      for (LayerPage& layer : pages->layers) layer.binding = PageBinding::as_is;
-    record[runner] = runner_record(*pages, recorded.value(runner, json::object()), !has_host);
-    if (num_blocks != 3 || has_host) return record;
-    json copy = {{"first_runner", lost_record(*pages, true)},
-                 {"second_runner", lost_record(*pages, false)}};
-    const bool loses = !copy["first_runner"].empty() || !copy["second_runner"].empty();
-    const json skipped = {{"skipped", "allocation above 128 MiB"}};
-    if (pages->device_bytes > kCopiedBytesMax) {
-      record["copy"] = {{"first_runner", skipped}, {"second_runner", skipped}};
-    } else if (loses) {
-      copies_lose = true;
-      record["copy"] = std::move(copy);
-    }
+// A pool of that many blocks. Sets `copies_lose` where a copy of a block loses bytes.
+json pool_record(const OverlaidPlanInputs& recording, const Placement& plan,
+                 const std::vector<PlacementLayer>& layers, std::int64_t num_blocks,
+                 const json& recorded, bool& copies_lose) {
+  const auto small = place_blocks(plan.groups, plan.order, num_blocks, recording.options);
+  if (!small) return {{"refused", small.error().message}};
+  json record = {{"tensors", json::array()}};
+  for (const PlacedTensor& tensor : small->tensors)
+    record["tensors"].push_back(tensor_record(tensor, false));
+  const bool has_host = small->host.has_value();
+  const char* runner = has_host ? "second_runner" : "first_runner";
+  if (!has_host) record["second_runner"] = "same";
+  auto pages = worker_pages(*small, layers, recording.options);
+  if (!pages) {
+    record[runner] = {{"refused", pages.error().message}};
     return record;
   }
-};
+  // Bare layers bind nothing.
+  if (recording.backend == "by layer")
+    for (LayerPage& layer : pages->layers) layer.binding = PageBinding::as_is;
+  record[runner] = runner_record(*pages, recorded.value(runner, json::object()), !has_host);
+  if (num_blocks != 3 || has_host) return record;
+  json first = lost_record(*pages, true), second = lost_record(*pages, false);
+  const bool loses = !first.empty() || !second.empty();
+  if (pages->device_bytes > kCopiedBytesMax)
+    first = second = {{"skipped", "allocation above 128 MiB"}};
+  else if (loses)
+    copies_lose = true;
+  else
+    return record;
+  record["copy"] = {{"first_runner", std::move(first)}, {"second_runner", std::move(second)}};
+  return record;
+}
 
 // The layouts: those that backends declare, the remaining candidates, and what chose.
 json layout_record(const PlacementStages& plan, const PlacementOptions& options) {
@@ -430,11 +425,12 @@ static json overlaid_plan_record(const OverlaidPlanInputs& recording, const json
                              {"hit_alignment", sizes->cache_hit_alignment_tokens()}};
   else
     record["block_sizes"] = {{"refused", sizes.error().message}};
-  PoolMaker maker{recording, plan, memory.layers};
+  bool copies_lose = false;
   const json pools = recorded.value("pools", json::object());
   for (const auto& [name, pool] : pools.items())
-    record["pools"][name] = maker.pool(std::strtoll(name.c_str(), nullptr, 10), pool);
-  if (maker.copies_lose) record["defects"].push_back("copy");
+    record["pools"][name] = pool_record(recording, plan, memory.layers,
+                                        std::strtoll(name.c_str(), nullptr, 10), pool, copies_lose);
+  if (copies_lose) record["defects"].push_back("copy");
   if (std::ranges::any_of(*plans, has_foreign_tensor)) record["defects"].push_back("stage");
   return record;
 }
