@@ -46,8 +46,8 @@ std::vector<LayerSpecs> by_equal_spec(const LayerSpecs& layers);
 using PageBuckets = std::vector<std::pair<std::int64_t, LayerSpecs>>;
 PageBuckets by_page_size(const LayerSpecs& layers,
                          std::int64_t (*page_of)(const KVCacheSpec& spec));
-// Groups of uniform type: group i has layers i, i + count, ... of each page size. REQUIRES: as many
-// layers of each size.
+// Groups of uniform type: group i has every count-th layer of each page size, from layer i.
+// REQUIRES: as many layers of each size.
 std::vector<KVCacheGroupSpec> dealt_groups(const PageBuckets& buckets, std::int64_t count);
 // Layers of the commonest page size: how many tuples the layers make.
 std::int64_t num_layer_tuples(const LayerSpecs& layers);

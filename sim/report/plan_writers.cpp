@@ -23,7 +23,7 @@ constexpr std::int64_t kMapColumns = 96;
 constexpr std::int64_t kSvgWidth = 960, kSvgLeft = 200, kSvgRow = 44;
 constexpr char kSeveral = '#';
 
-// How a part of a block is drawn. Colours take turns, by layer or by state.
+// A part of a block in drawings. Layers, or states, have the colours in turn.
 struct Look {
   char symbol;
   std::string_view text;
