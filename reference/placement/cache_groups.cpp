@@ -18,9 +18,8 @@ bool any_type(const LayerSpecs& specs, Predicate predicate) {
 // Windows and chunks as full attention: the same pages, all blocks kept.
 Result<LayerSpecs> promoted(const LayerSpecs& specs) {
   const auto is_settled = [](const LayerSpecs& all) -> Result<bool> {
-    const Merged merged = merge_specs(all);
-    if (!merged.refused.empty()) return fail(merged.refused);
-    return merged.spec.has_value() || is_uniform_type(all, true);
+    LS_ASSIGN_OR_RETURN(const auto merged, merge_specs(all));
+    return merged.has_value() || is_uniform_type(all, true);
   };
   LS_ASSIGN_OR_RETURN(const bool settled, is_settled(specs));
   if (settled) return specs;
@@ -106,7 +105,8 @@ Result<std::vector<KVCacheGroupSpec>> equal_page_groups(const LayerSpecs& specs)
   for (const LayerSpecs& kind : by_equal_spec(specs)) {
     const auto at = std::ranges::find_if(buckets, [&](LayerSpecs bucket) {
       bucket.push_back(kind.front());
-      return merge_specs(bucket).spec.has_value();
+      const auto merged = merge_specs(bucket);
+      return merged && merged->has_value();
     });
     if (at == buckets.end())
       buckets.push_back(kind);
@@ -122,9 +122,9 @@ Result<std::vector<KVCacheGroupSpec>> equal_page_groups(const LayerSpecs& specs)
     for (std::size_t g = 0; g < count; ++g) {
       LayerSpecs layers;
       for (std::size_t i = g; i < bucket.size(); i += count) layers.push_back(bucket[i]);
-      const Merged merged = merge_specs(layers);
-      if (!merged.spec) return fail("layers of one group do not share a spec");
-      groups.push_back(one_spec_group(layers, *merged.spec));
+      const auto merged = merge_specs(layers);
+      if (!merged || !*merged) return fail("layers of one group do not share a spec");
+      groups.push_back(one_spec_group(layers, **merged));
     }
   }
   return groups;
@@ -285,9 +285,8 @@ Result<std::vector<KVCacheGroupSpec>> group_layers(LayerSpecs& specs, CacheLayou
   if (specs.empty()) return std::vector<KVCacheGroupSpec>{};
   if (options.has_host_pages() && any_type(specs, is_mla))
     return host_page_groups(specs, order, options);
-  const Merged merged = merge_specs(specs);
-  if (!merged.refused.empty()) return fail(merged.refused);
-  if (merged.spec) return std::vector{one_spec_group(specs, *merged.spec)};
+  LS_ASSIGN_OR_RETURN(const auto merged, merge_specs(specs));
+  if (merged) return std::vector{one_spec_group(specs, *merged)};
   if (is_uniform_type(specs, true)) return std::vector{uniform_type_group(specs)};
   LayerSpecs hidden, others;
   std::set<std::int64_t> pages;

@@ -16,14 +16,12 @@ namespace {
 Result<BlockSizes> single_group_sizes(const EngineConfig& config, const EngineProfile& profile,
                                       const KVCacheSpec& spec) {
   const std::int32_t num_ranks = num_context_ranks(config, spec);
+  const auto own = static_cast<std::int32_t>(spec.block_size) * num_ranks;
   // An engine core takes the group's block size before it makes a scheduler; with prefix caching
   // the configuration must say it.
-  if (!config.enable_prefix_caching && profile.group_blocks_divide_scheduler_block) {
-    const auto group = static_cast<std::int32_t>(spec.block_size) * num_ranks;
-    return BlockSizes{group, group};
-  }
+  if (!config.enable_prefix_caching && profile.group_blocks_divide_scheduler_block)
+    return BlockSizes{own, own};
   const std::int32_t size = config.block_size * num_ranks;
-  const auto own = static_cast<std::int32_t>(spec.block_size) * num_ranks;
   if (config.enable_prefix_caching && own != size)
     return fail(
         "block_size: the group has blocks of {} tokens and the configuration of {}; with prefix "
