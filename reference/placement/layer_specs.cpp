@@ -262,18 +262,14 @@ struct SpecMaker {
     return has_packed_rows() && !has_short_records() ? 576 : 512;
   }
 
-  void latent(KVCacheSpec& spec, const CacheFormat& format) const {
-    spec.dtype = format.dtype;
-    spec.kv_quant_mode = format.mode;
+  void latent(KVCacheSpec& spec) const {
     spec.cache_dtype_str = options.format;
     spec.plan.max_tp_shards = 1;
     if (options.format == "fp8_ds_mla") spec.plan.state_content_bytes = 656;
     if (options.format == "nvfp4_ds_mla") spec.plan.state_content_bytes = 352;
   }
 
-  void v4_rows(KVCacheSpec& spec, const CacheFormat& format, bool is_window) const {
-    spec.dtype = format.dtype;
-    spec.kv_quant_mode = format.mode;
+  void v4_rows(KVCacheSpec& spec, bool is_window) const {
     spec.cache_dtype_str = options.format;
     spec.model_version = "deepseek_v4";
     spec.alignment = page_alignment();
@@ -327,20 +323,23 @@ struct SpecMaker {
     spec.block_size = alignment.block_size;
     if (spec.plan.is_draft.value && options.dcp > 1 && options.draft_dcp == 1)
       spec.dcp_sharded = false;
-    switch (kind_of(layer.backend)) {
+    const LayerKind kind = kind_of(layer.backend);
+    if (kind <= LayerKind::v4_window) {  // rows in the format of the cache
+      spec.dtype = format.dtype;
+      spec.kv_quant_mode = format.mode;
+    }
+    switch (kind) {
       case LayerKind::plain:
-        spec.dtype = format.dtype;
-        spec.kv_quant_mode = format.mode;
         if (spec.kind != CacheKind::sliding_window) break;
         spec.block_size = window_block(backend, options.device, spec, alignment);
         spec.page_size_padded = alignment.skip_page_size_padded;
         break;
       case LayerKind::latent:
-        latent(spec, format);
+        latent(spec);
         break;
       case LayerKind::v4_latent:
       case LayerKind::v4_window:
-        v4_rows(spec, format, spec.kind == CacheKind::sliding_window_mla);
+        v4_rows(spec, spec.kind == CacheKind::sliding_window_mla);
         break;
       case LayerKind::v4_state:
         v4_state(spec);
