@@ -1,19 +1,10 @@
 """Behind a chunk of a prompt EAGLE's drafter is given the prompt's last token, not the next one."""
 
-import os
 from types import SimpleNamespace
-
-os.environ.setdefault("TRITON_INTERPRET", "1")  # before triton is loaded
 
 import numpy
 import pytest
 import torch
-import triton
-import triton.language
-from vllm import triton_utils
-
-triton_utils.triton, triton_utils.tl = triton, triton.language  # left out where there is no GPU
-
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 from vllm.v1.utils import CpuGpuBuffer
 
