@@ -3,8 +3,6 @@
 // stray byte changes them.
 #pragma once
 
-#include <vector>
-
 #include "cuda_backend/kernels/words.cuh"
 
 namespace lockstep::cuda {
@@ -35,52 +33,28 @@ struct FingerprintSum {
 };
 
 #if KERNELS_HAVE_FOUR_WORDS
-// Keys of a run of words, four at a time.
-struct RunKeys {
-  static constexpr std::int64_t kWords = 64;
-  FourWords k[kWords / 4], m[kWords / 4];
-  explicit RunKeys(std::int64_t first) {
-    for (std::int64_t i = 0; i < kWords; ++i) {
-      const WordKeys keys(std::uint64_t(first + i));
-      k[i / 4][i % 4] = keys.k;
-      m[i / 4][i % 4] = keys.m;
-    }
-  }
-};
-// Those of the first 16 KiB of every page.
-inline const std::vector<RunKeys>& first_keys() {
-  static const std::vector<RunKeys> keys = [] {
-    std::vector<RunKeys> runs;
-    for (int run = 0; run < 32; ++run) runs.emplace_back(run * RunKeys::kWords);
-    return runs;
-  }();
-  return keys;
-}
-
-// Adds words [0, words) of kPagesAtATime pages, one thread of the CPU in place of many. `words` is
-// a multiple of RunKeys::kWords.
+// Adds words [0, words) of kPagesAtATime pages, one thread of the CPU in place of many; a multiple
+// of kRun, whose keys are computed once for all pages.
+inline constexpr std::int64_t kRun = 64;
 [[maybe_unused]] static void add_fours(FingerprintSum (&sums)[kPagesAtATime],
                                        const simt::vec16* const (&pages)[kPagesAtATime],
                                        std::int64_t words) {
   FourWords a[kPagesAtATime] = {}, b[kPagesAtATime] = {};
-  const std::vector<RunKeys>& tabled = first_keys();
-  RunKeys computed = tabled[0];
-  for (std::int64_t first = 0; first < words; first += RunKeys::kWords) {
-    const auto run = std::size_t(first / RunKeys::kWords);
-    const RunKeys& keys = run < tabled.size() ? tabled[run] : computed = RunKeys(first);
-    for (int n = 0; n < kPagesAtATime; ++n) {
-      const std::byte* page = reinterpret_cast<const std::byte*>(pages[n]) + 8 * first;
-      for (std::int64_t i = 0; i < RunKeys::kWords / 4; ++i) {
-        const FourWords four = load_four(page + 32 * i);
-        a[n] += product_of_halves(add_halves(four, keys.k[i])) + four;
-        b[n] += product_of_halves(add_halves(four, keys.m[i])) + (four << 32 | four >> 32);
-      }
+  for (std::int64_t first = 0; first < words; first += kRun) {
+    std::uint64_t k[kRun], m[kRun];
+    for (std::int64_t i = 0; i < kRun; ++i) {
+      const WordKeys keys(std::uint64_t(first + i));
+      k[i] = keys.k;
+      m[i] = keys.m;
     }
+    for (int n = 0; n < kPagesAtATime; ++n)
+      for (std::int64_t i = 0; i < kRun; i += 4) {
+        const FourWords four = load_four(pages[n] + (first + i) / 2);
+        a[n] += product_of_halves(add_halves(four, load_four(k + i))) + four;
+        b[n] += product_of_halves(add_halves(four, load_four(m + i))) + (four << 32 | four >> 32);
+      }
   }
-  for (int n = 0; n < kPagesAtATime; ++n) {
-    sums[n].a += sum_of(a[n]);
-    sums[n].b += sum_of(b[n]);
-  }
+  for (int n = 0; n < kPagesAtATime; ++n) sums[n] = {sum_of(a[n]), sum_of(b[n])};
 }
 #endif
 
@@ -106,7 +80,7 @@ inline const std::vector<RunKeys>& first_keys() {
   std::int64_t begin = first;
 #if KERNELS_HAVE_FOUR_WORDS
   if (step == 1) {
-    begin = shared / (RunKeys::kWords / 2) * (RunKeys::kWords / 2);
+    begin = shared / (kRun / 2) * (kRun / 2);
     add_fours(sums, pages, 2 * begin);
   }
 #endif

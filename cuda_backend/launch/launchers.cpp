@@ -190,7 +190,7 @@ int write_groups(const LaunchPlace& place, const WritePartsParams& params) {
 
 // Lanes that share a row: a warp, or half of one where rows are short. A CPU's thread that is a warp
 // has a row of its own.
-constexpr int kRowLanes = 32 / simt::kLanesPerThread, kShortRowLanes = kRowLanes > 1 ? 16 : 1;
+constexpr int kWarp = 32 / simt::kLanesPerThread, kHalf = kWarp > 1 ? 16 : 1;
 
 // A grid of whole warps whose lanes share rows.
 bool grid_of_rows(simt::LaunchConfig& config, PartDivisors& by, const LaunchPlace& place,
@@ -209,12 +209,11 @@ int write_int4_rows(const LaunchPlace& place, const WritePartsParams& params,
   PartDivisors by;
   const bool eights = shape.eights && are_from_bf16(params);
   const bool halves = eights && shape.short_rows;
-  if (!grid_of_rows(config, by, place, "write_int4_rows", params,
-                    halves ? kShortRowLanes : kRowLanes))
+  if (!grid_of_rows(config, by, place, "write_int4_rows", params, halves ? kHalf : kWarp))
     return too_large();
-  auto* kernel = halves   ? write_int4_rows_kernel<kShortRowLanes, 8, true>
-                 : eights ? write_int4_rows_kernel<kRowLanes, 8, true>
-                          : write_int4_rows_kernel<kRowLanes, 2, false>;
+  auto* kernel = halves   ? write_int4_rows_kernel<kHalf, 8, true>
+                 : eights ? write_int4_rows_kernel<kWarp, 8, true>
+                          : write_int4_rows_kernel<kWarp, 2, false>;
   return status_of(simt::launch(config, kernel, params, by));
 }
 
@@ -235,16 +234,15 @@ int quantise_rows(const LaunchPlace& place, const WritePartsParams& params,
   PartDivisors by;
   constexpr int kBf16 = int(DType::bf16);
   const bool halves = shape.eights && shape.short_rows;
-  if (!grid_of_rows(config, by, place, "quantise_rows", params,
-                    halves ? kShortRowLanes : kRowLanes))
+  if (!grid_of_rows(config, by, place, "quantise_rows", params, halves ? kHalf : kWarp))
     return too_large();
-  auto* kernel = halves         ? quantise_rows_kernel<kShortRowLanes, 8, kAny, kAny>
-                 : shape.eights ? quantise_rows_kernel<kRowLanes, 8, kAny, kAny>
-                                : quantise_rows_kernel<kRowLanes, 1, kAny, kAny>;
+  auto* kernel = halves         ? quantise_rows_kernel<kHalf, 8, kAny, kAny>
+                 : shape.eights ? quantise_rows_kernel<kWarp, 8, kAny, kAny>
+                                : quantise_rows_kernel<kWarp, 1, kAny, kAny>;
   if (halves && are_from_bf16_to(params, DType::int8))
-    kernel = quantise_rows_kernel<kShortRowLanes, 8, kBf16, int(DType::int8)>;
+    kernel = quantise_rows_kernel<kHalf, 8, kBf16, int(DType::int8)>;
   if (halves && are_from_bf16_to(params, DType::fp8_e4m3))
-    kernel = quantise_rows_kernel<kShortRowLanes, 8, kBf16, int(DType::fp8_e4m3)>;
+    kernel = quantise_rows_kernel<kHalf, 8, kBf16, int(DType::fp8_e4m3)>;
   return status_of(simt::launch(config, kernel, params, by));
 }
 

@@ -224,11 +224,9 @@ inline void warp_copy_each(T (&values)[kCount], std::int32_t lane) {
 }
 template <class T, int kLanes = 32>
 inline T warp_max(T value) {
-  if constexpr (kLanes == 1)
-    return value;
-  else
-    return simt_from_bits<T>(
-        runtime::combine(simt_to_bits(value), combine_butterfly<T, Max, kLanes>));
+  if (kLanes == 1) return value;
+  return simt_from_bits<T>(
+      runtime::combine(simt_to_bits(value), combine_butterfly<T, Max, kLanes>));
 }
 
 }  // namespace SIMT_VARIANT

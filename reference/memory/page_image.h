@@ -20,7 +20,7 @@ struct ModelLayer;  // memory_model.h
 static_assert(std::endian::native == std::endian::little, "words are little-endian bytes");
 
 // Rule (3) of sim/protocol/backend.h over all bytes of a page. A truncated last word is padded with
-// zeros. `keys`: those of the first words, if they are at hand.
+// zeros. `keys`: those of the first words, computed before, or none.
 PageSum page_sum(std::span<const std::uint8_t> image, std::span<const WordKeys> keys = {});
 
 // Word i of the bytes; a truncated last word is padded with zeros. REQUIRES: 8 * i < bytes.size().
