@@ -66,7 +66,7 @@ bool frees_windows_by_drafts(const SavedCase& saved) {
          saved.engine.async_scheduling && saved.engine.num_spec_tokens > 0 && has_windows(saved);
 }
 
-// 5: with a step in flight a state is freed a step later: a long prefill holds one more than planned.
+// 5: with a step in flight a state is freed a step later; a long prefill holds one too many.
 bool plans_too_few_states(const SavedCase& saved) {
   return profile_of(saved).retire_basis == RetireBasis::processed &&
          saved.engine.async_scheduling && saved.engine.mamba_cache_mode == MambaCacheMode::align &&
@@ -444,8 +444,8 @@ const KnownFinding* search(const SavedCase& saved, const Outcome& outcome,
     decided = judge(saved);
     if (!decided->failed() || decided->step > outcome.step) decided.reset();
   }
-  // With its repair the case passes the failing step. A case that still fails, but by another check,
-  // is explained if the remaining failure is known: it is gone with all rules repaired, or it is
+  // With its repair the case passes the failing step. A case that still fails, by another check, is
+  // explained if the remaining failure is known: it is gone with all rules repaired, or it is
   // recognised itself.
   const auto is_explained_by = [&](const KnownFinding& finding) {
     const SavedCase repaired = finding.repaired(saved);

@@ -170,9 +170,9 @@ struct PairProgress {
 };
 
 // Runs both engines until the client has no further arrivals and nothing can happen, until the
-// first finding, until steps_max or a stop signal. `client` supplies the requests, their aborts and the decode
-// engine's sampled tokens. Calls `progress` after each turn. Errors: a refused configuration
-// (check_pair()), an invalid trace, a backend that fails.
+// first finding, until steps_max or a stop signal. `client` supplies the requests, their aborts and
+// the decode engine's sampled tokens. Calls `progress` after each turn. Errors: a refused
+// configuration (check_pair()), an invalid trace, a backend that fails.
 Result<PairReport> run_pair(const PairOptions& options, Workload& client,
                             const std::function<void(const PairProgress&)>& progress = {});
 
