@@ -316,10 +316,8 @@ bool TransferSender::request_finished(RequestId request, std::string_view name) 
   const auto expected = expected_.find(name);
   if (expected == expected_.end()) return false;
   LS_CHECK(scheduler_ != nullptr, "{} finishes before the sender knows any block table", name);
-  Held held{.request = request,
-            .num_tokens = scheduler_->num_computed_tokens(request),
-            .tables = {},
-            .expires_ns = now_ns_ + link_.times.lease_ns};
+  Held held{
+      .request = request, .num_tokens = scheduler_->num_computed_tokens(request), .tables = {}};
   for (std::int32_t g = 0; g < num_groups_; ++g) {
     const auto table = scheduler_->block_table(request, g);
     held.tables.emplace_back(table.begin(), table.end());
@@ -405,6 +403,8 @@ void TransferSender::plan(const DecidedStep&, StepTransfers& transfers) {
 }
 
 Result<void> TransferSender::take_staged(std::int64_t end_ns) {
+  for (auto& [transfer, held] : held_)
+    if (held.expires_ns == kNoLease) held.expires_ns = end_ns + link_.times.lease_ns;
   for (Staged& staged : std::exchange(staged_, {})) {
     const auto& [transfer, place] = staged.what;
     LS_ASSIGN_OR_RETURN(auto bytes, staged.read_early ? std::move(*staged.read_early)
