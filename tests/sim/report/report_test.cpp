@@ -81,6 +81,20 @@ TEST(Timeline, SumsOverItsColumnsAreTheCountsOfTheRunHoweverFewColumnsThereAre) 
   }
 }
 
+// 10 tokens in 4 merged steps are 2.5 per step: a double in field 44 of a TrackEvent. Blocks are
+// those after the last of the steps: an integer in field 30.
+TEST(Perfetto, CountersOfMergedStepsAreMeansPerStep) {
+  Timeline timeline;
+  timeline.num_steps = 4;
+  timeline.steps.push_back({.num_steps = 4, .scheduled_tokens = 10, .used_blocks = 7});
+  const std::string trace = perfetto_trace("a trace", RunSummary(), timeline);
+  using namespace std::string_literals;
+  EXPECT_NE(trace.find("\xe1\x02\0\0\0\0\0\0\x04\x40"s), std::string::npos);
+  EXPECT_EQ(trace.find("\xf0\x01\x0a"s), std::string::npos);
+  EXPECT_NE(trace.find("\xf0\x01\x07"s), std::string::npos);
+  EXPECT_NE(trace.find("tokens scheduled per step"), std::string::npos);
+}
+
 // Compares the tables of every step with the map of blocks.
 class Tables final : public StepObserver {
  public:
