@@ -40,6 +40,13 @@ TEST(Report, IsOnePageThatNeedsNothingFromOutside) {
   EXPECT_EQ(data["summary"]["verdict"], "agreed");
 }
 
+TEST(Report, UsesTheTermsOfTheField) {
+  for (const char* words : {"output tokens", "tokens per step", "Deadlock"})
+    EXPECT_NE(report_page().find(words), std::string_view::npos) << words;
+  for (const char* words : {"answered", "} a step", "who holds", "lies there", "any more", "alone"})
+    EXPECT_EQ(report_page().find(words), std::string_view::npos) << words;
+}
+
 TEST(Report, HasWordsForEveryVerdict) {
   for (int i = 0; i <= static_cast<int>(Verdict::harness); ++i) {
     const std::string entry = std::string(name_of(static_cast<Verdict>(i))) + ": [\"";
