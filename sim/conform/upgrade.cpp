@@ -116,19 +116,22 @@ class DescribeStep final : public StepObserver {
   std::int64_t step_;
 };
 
+// Returns the parts of a run that `observer` watches. REQUIRES: the observer outlives the run.
+SessionParts observed(std::unique_ptr<Workload> workload, StepObserver& observer) {
+  SessionParts parts;
+  parts.clients = std::move(workload);
+  parts.attach = [&](std::int32_t, Workload*) { return Onlooker{.observer = &observer}; };
+  return parts;
+}
+
 // Runs the workload under one engine. Errors of the session start with the engine's name.
 Result<RunSummary> run(const LockstepConfig& config, const MakeWorkload& make_workload,
                        StepObserver& observer) {
-  auto workload = make_workload();
-  if (!workload) return tl::unexpected(workload.error());
-  SessionParts parts;
-  parts.clients = std::move(*workload);
-  parts.attach = [&](std::int32_t, Workload*) { return Onlooker{.observer = &observer}; };
-  const auto session = Session::open(config, std::move(parts));
+  LS_ASSIGN_OR_RETURN(auto workload, make_workload());
+  const auto session = Session::open(config, observed(std::move(workload), observer));
   if (!session) return fail("{}: {}", config.engine.engine, session.error().message);
-  Result<RunReport> report = (*session)->run();
-  if (!report) return tl::unexpected(report.error());
-  return std::move(report->summary);
+  LS_ASSIGN_OR_RETURN(RunReport report, (*session)->run());
+  return std::move(report.summary);
 }
 
 // Finds the first differing step of each field. If one run is a prefix of the other, the runs
@@ -167,9 +170,7 @@ Result<EngineDiff> diff_engines(LockstepConfig config, std::array<std::string, 2
     // A value that suits one engine may be refused by the other, so each uses its own.
     config.engine.num_hash_lookahead_tokens = kEngineHashLookahead;  // what each takes by itself
     diff.sides[side].engine = engines[side];
-    Result<RunSummary> summary = run(config, make_workload, digests[side]);
-    if (!summary) return tl::unexpected(summary.error());
-    diff.sides[side].summary = std::move(*summary);
+    LS_ASSIGN_OR_RETURN(diff.sides[side].summary, run(config, make_workload, digests[side]));
   }
   compare(digests[0].steps, digests[1].steps, diff);
   const std::optional<std::int64_t> first = diff.first_step();
@@ -179,8 +180,7 @@ Result<EngineDiff> diff_engines(LockstepConfig config, std::array<std::string, 2
     // A second run of each engine: keeping every decision of the first one would need far more
     // memory.
     DescribeStep describe(*first);
-    Result<RunSummary> summary = run(config, make_workload, describe);
-    if (!summary) return tl::unexpected(summary.error());
+    LS_RETURN_IF_ERROR(run(config, make_workload, describe));
     diff.sides[side].first_parting = std::move(describe.text);
   }
   return diff;
@@ -215,10 +215,7 @@ Result<EngineRun> run_engine(LockstepConfig config, const std::string& engine,
   config.engine.num_hash_lookahead_tokens = kEngineHashLookahead;  // what it takes by itself
   LS_ASSIGN_OR_RETURN(auto workload, make_workload());
   PeakBlocks blocks(config.backend.plan.num_blocks);
-  SessionParts parts;
-  parts.clients = std::move(workload);
-  parts.attach = [&](std::int32_t, Workload*) { return Onlooker{.observer = &blocks}; };
-  const auto session = Session::open(config, std::move(parts));
+  const auto session = Session::open(config, observed(std::move(workload), blocks));
   if (!session) return EngineRun{.costs = {}, .refused = session.error().message};
   LS_ASSIGN_OR_RETURN(const RunReport report, (*session)->run());
   const RunSummary& run = report.summary;
