@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "base/output_file.h"
+#include "base/stop_signal.h"
 #include "cli/commands.h"
 #include "cli/options/layout_options.h"
 #include "cli/options/replay_options.h"
@@ -116,9 +117,7 @@ nlohmann::ordered_json json_of(const MemoryDiff& diff) {
   return json;
 }
 
-std::string text_of(const nlohmann::ordered_json& json) {
-  return json_text(json);
-}
+std::string text_of(const nlohmann::ordered_json& json) { return json_text(json); }
 
 // A workload that can be started any number of times, and the configuration that all engines get.
 struct Prepared {
@@ -186,7 +185,8 @@ void print_totals(const EngineDiff& diff) {
 void print_partings(const EngineDiff& diff) {
   const std::optional<std::int64_t> first = diff.first_step();
   if (!first) {
-    fmt::print("\nThe decisions are the same in every step.\n");
+    fmt::print("\nThe decisions are the same in every step{}.\n",
+               stop_requested() ? " that both engines ran" : "");
     return;
   }
   fmt::print("\nFirst difference in each field:\n");
@@ -196,7 +196,8 @@ void print_partings(const EngineDiff& diff) {
                step ? fmt::format("step {}", with_commas(*step)) : "none");
   }
   for (const EngineSide& side : diff.sides)
-    fmt::print("\nStep {} of {}:\n{}", with_commas(*first), side.engine, side.first_parting);
+    if (!side.first_parting.empty())
+      fmt::print("\nStep {} of {}:\n{}", with_commas(*first), side.engine, side.first_parting);
 }
 
 nlohmann::ordered_json json_of(const EngineDiff& diff) {
@@ -213,12 +214,10 @@ nlohmann::ordered_json json_of(const EngineDiff& diff) {
 
 // Refuses options of a replay that have no meaning here.
 Result<void> check_options(const ReplayOptions& options) {
-  const std::pair<bool, std::string_view> useless[] = {{options.run.has("engine"), "--engine"},
-                                                       {options.run.has("backend"), "--backend"},
-                                                       {options.run.has("check"), "--check"},
-                                                       {options.run.has("mutants"), "--mutant"},
-                                                       {options.run.has("faults"), "--faults"},
-                                                       {!options.save_dir.empty(), "--save"}};
+  const std::pair<bool, std::string_view> useless[] = {
+      {options.run.has("engine"), "--engine"}, {options.run.has("backend"), "--backend"},
+      {options.run.has("check"), "--check"},   {options.run.has("mutants"), "--mutant"},
+      {options.run.has("faults"), "--faults"}, {!options.save_dir.empty(), "--save"}};
   const std::string also = given_for_one_engine(options);
   if (!also.empty()) return fail("{}: diff-engines compares only profiles; omit it", also);
   for (const auto& [given, name] : useless)
@@ -356,15 +355,16 @@ Result<int> follow_upgrade(const DiffOptions& options, const std::vector<std::st
   const bool is_same = std::ranges::all_of(stages, [&](const UpgradeStage& stage) {
     return stage.refused.empty() && stage.costs == stages.front().costs;
   });
-  report.add({.name = fmt::format("{} to {}", engines.front(), engines.back()),
-              .kind = is_same ? ItemKind::passed : ItemKind::failed,
-              .check = is_same ? "" : "diff-engines",
-              .line = is_same ? "" : "diff-engines: the upgrade changes the cost of the trace",
-              .file = options.replay.file});
+  report.add_run({.name = fmt::format("{} to {}", engines.front(), engines.back()),
+                  .kind = is_same ? ItemKind::passed : ItemKind::failed,
+                  .check = is_same ? "" : "diff-engines",
+                  .line = is_same ? "" : "diff-engines: the upgrade changes the cost of the trace",
+                  .file = options.replay.file});
   return is_same ? kExitAgreed : kExitDisagreed;
 }
 
 Result<int> diff(const DiffOptions& options, CommandReport& report) {
+  watch_stop_signals();
   LS_RETURN_IF_ERROR(check_options(options.replay));
   LS_ASSIGN_OR_RETURN(const auto engines, engines_of(options.engines));
   std::optional<MemoryDiff> memory;
@@ -385,7 +385,7 @@ Result<int> diff(const DiffOptions& options, CommandReport& report) {
       const EngineDiff found,
       diff_engines(std::move(prepared.config), {engines[0], engines[1]}, prepared.make_workload));
   fmt::print("{}\n\n", options.replay.file);
-  print_totals(found);
+  if (!stop_requested()) print_totals(found);  // of runs of different lengths otherwise
   print_partings(found);
   report_json(json_of(found), memory, report);
   ReportedItem item{.name = fmt::format("{} and {}", engines[0], engines[1]),
@@ -396,7 +396,7 @@ Result<int> diff(const DiffOptions& options, CommandReport& report) {
     item.line = fmt::format("diff-engines step {}: {} and {} decide differently", *step, engines[0],
                             engines[1]);
   }
-  report.add(std::move(item));
+  report.add_run(std::move(item));
   return found.first_step() ? kExitDisagreed : kExitAgreed;
 }
 

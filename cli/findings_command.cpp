@@ -20,6 +20,7 @@
 #include "base/json_reader.h"
 #include "base/line_reader.h"
 #include "base/output_file.h"
+#include "base/stop_signal.h"
 #include "cli/commands.h"
 #include "cli/options/decisions_option.h"
 #include "cli/options/output_option.h"
@@ -86,6 +87,17 @@ Result<void> save_trial(const std::string& folder, const RecordedEngine& engine,
   return file.close(trial.recording.end);
 }
 
+// Leaves what was tried before a stop signal: the engines with every finding, or the findings of
+// the first engine.
+void keep_tried(Table& table) {
+  const std::size_t num_tried = table.columns.back().trials.size();
+  if (num_tried == table.findings.size()) return;
+  if (table.columns.size() > 1)
+    table.columns.pop_back();
+  else
+    table.findings.resize(num_tried);
+}
+
 // Tries every finding on every engine, one engine at a time: each is a process with a large import.
 Result<Table> try_all(const FindingsOptions& options) {
   Table table;
@@ -102,6 +114,7 @@ Result<Table> try_all(const FindingsOptions& options) {
     Column& column = table.columns.emplace_back();
     column.engine = engines->hello().engine.text();
     for (const FindingCases* finding : table.findings) {
+      if (stop_requested()) break;
       LS_ASSIGN_OR_RETURN(auto trial, try_finding(*finding, {.folder = options.folder,
                                                              .engine = profile_of(*engines),
                                                              .decisions = decisions_of(engines),
@@ -110,7 +123,9 @@ Result<Table> try_all(const FindingsOptions& options) {
       column.trials.push_back(std::move(trial));
       progress.at(++done, column.engine);
     }
+    if (stop_requested()) break;
   }
+  keep_tried(table);
   return table;
 }
 
@@ -351,6 +366,7 @@ void add_items(const Table& table, const FindingsOptions& options, CommandReport
 }
 
 Result<int> run_findings(const FindingsOptions& options, CommandReport& report) {
+  watch_stop_signals();
   LS_ASSIGN_OR_RETURN(const auto findings, chosen_findings(options.numbers));
   if (options.engines.empty() && options.merge.empty()) {
     for (const FindingCases* finding : findings)
@@ -366,12 +382,14 @@ Result<int> run_findings(const FindingsOptions& options, CommandReport& report) 
   if (report.wants_json()) report.set_json(json_of(table));
   add_items(table, options, report);
   // Exit status 1 if any finding shows, or a case fails in another way.
-  const bool any = std::ranges::any_of(table.columns, [](const Column& column) {
-    return std::ranges::any_of(column.trials, [](const FindingTrial& trial) {
-      return trial.verdict != FindingVerdict::absent && trial.verdict != FindingVerdict::unbuilt;
-    });
-  });
-  return any ? kExitDisagreed : kExitAgreed;
+  const auto items = report.items();
+  if (std::ranges::find(items, ItemKind::failed, &ReportedItem::kind) != items.end())
+    return kExitDisagreed;
+  // A run in which no case could be built has no verdict.
+  if (!items.empty() &&
+      std::ranges::find(items, ItemKind::passed, &ReportedItem::kind) == items.end())
+    return refuse("no finding was tried: " + items.front().line);
+  return kExitAgreed;
 }
 
 }  // namespace
@@ -388,7 +406,8 @@ void add_findings_command(CLI::App& app, int& exit_code) {
       ->type_name("ENGINE");
   declare_engine_python(*command);
   declare_decisions_timeout(*command, options->timeout_s);
-  command->add_option("--cases", options->folder, "folder of the cases")->capture_default_str();
+  command->add_option("--cases", options->folder,
+                      "folder of the cases (tests/regressions of the source tree)");
   command->add_flag("--markdown", options->as_markdown,
                     "the table in the form of docs/reference/findings_by_release.md");
   declare_output_folder(*command, "--save", options->save_dir,

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/output_file.h"
+#include "base/stop_signal.h"
 #include "cli/commands.h"
 #include "cli/conform_inputs.h"
 #include "cli/options/output_option.h"
@@ -91,6 +92,10 @@ std::string undetermined_text(const Fit& fit) {
 // the shortest agreed beginning shows it first.
 std::string verdict_text(const Fit& fit) {
   const auto num_files = std::ssize(fit.summary.files);
+  if (fit.is_stopped)
+    return fmt::format("\nThe search was stopped. So far {} of {} agree with\n  --engine {}\n",
+                       with_commas(fit.summary.agreed), counted(num_files, "recording"),
+                       fit.profile->name);
   if (fit.agrees())
     return fmt::format("\nAll {} agree in every field of {}:\n  --engine {}\n",
                        counted(num_files, "recording"), counted(fit.summary.steps, "step"),
@@ -156,6 +161,7 @@ Result<void> save_cut(const Fit& fit, const std::string& path) {
 }
 
 Result<int> run_fit(const FitCommandOptions& options, CommandReport& report) {
+  watch_stop_signals();
   LS_ASSIGN_OR_RETURN(const auto inputs, find_conform_inputs(options.paths));
   if (!inputs.refused.empty()) return fail(inputs.refused.front().reason);
   FitOptions fitting{.left_out = {}, .jobs = options.jobs};
@@ -173,28 +179,27 @@ Result<int> run_fit(const FitCommandOptions& options, CommandReport& report) {
   fmt::print("{} of {}, {}\n{}{}{}{}", counted(std::ssize(fit.summary.files), "recording"),
              fit.summary.files.front().engine,
              counted(fit.tried, "combination") + " of policies tried",
-             cut_off_lines(fit.summary.files), verdict_text(fit), nearest_text(fit),
-             undetermined_text(fit));
+             cut_off_lines(fit.summary.files), verdict_text(fit),
+             fit.is_stopped ? "" : nearest_text(fit), undetermined_text(fit));
   if (!options.save_path.empty()) {
     LS_RETURN_IF_ERROR(write_output(options.save_path, engine_file_text(*fit.profile)));
     fmt::print("Engine file: {}\n", options.save_path);
   }
-  if (!options.cut_path.empty() && !fit.agrees()) {
+  if (!options.cut_path.empty() && fit.new_behaviour() != nullptr) {
     LS_RETURN_IF_ERROR(save_cut(fit, options.cut_path));
     fmt::print("Its recording, cut after that step: {}\n", options.cut_path);
   }
   if (report.wants_json()) report.set_json(json_of(fit));
   ReportedItem item{.name = fit.summary.files.front().engine};
-  if (!fit.agrees()) {
-    const ConformMismatch& parts = *fit.new_behaviour();
+  if (const ConformMismatch* parts = fit.new_behaviour()) {
     item.kind = ItemKind::failed;
     item.check = "fit";
-    item.line = fmt::format("fit step {} {}: recorded {}, model {}", parts.step, parts.what,
-                            parts.recorded, parts.model);
+    item.line = fmt::format("fit step {} {}: recorded {}, model {}", parts->step, parts->what,
+                            parts->recorded, parts->model);
     item.details = verdict_text(fit);
-    item.file = parts.file;
+    item.file = parts->file;
   }
-  report.add(std::move(item));
+  report.add_run(std::move(item));
   return fit.agrees() ? kExitAgreed : kExitDisagreed;
 }
 

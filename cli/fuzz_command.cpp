@@ -25,6 +25,7 @@
 #include <string>
 #include <vector>
 
+#include "base/output_file.h"
 #include "base/stop_signal.h"
 #include "base/stopwatch.h"
 #include "cli/commands.h"
@@ -59,7 +60,7 @@ struct FuzzCommandOptions {
   std::string check;
   std::string save_dir;
   bool saves_findings = false;
-  bool shrinks = true;
+  bool saves_as_found = false;  // without shrinking
   bool shows_coverage = false;
   bool guided = false;
   std::string corpus_path;
@@ -376,7 +377,7 @@ Result<FuzzPart> run(const FuzzCommandOptions& options, const FuzzOptions& fuzzi
     part.report = fuzz(fuzzing, callbacks);
     std::signal(SIGABRT, previous);
   }
-  if (saved_all) saved_all = cases.finish(options.shrinks ? options.shrink_seconds : 0);
+  if (saved_all) saved_all = cases.finish(options.saves_as_found ? 0 : options.shrink_seconds);
   LS_RETURN_IF_ERROR(saved_all);
   part.saved = cases.text();
   return part;
@@ -499,7 +500,7 @@ void add_options(CLI::App& command, FuzzCommandOptions& options) {
       .add_flag("--save-findings", options.saves_findings,
                 "also save the first case of each known finding, as finding-N")
       ->needs(save);
-  command.add_flag("!--no-shrink", options.shrinks, "save cases as found, without shrinking")
+  command.add_flag("--no-shrink", options.saves_as_found, "save cases as found, without shrinking")
       ->needs(save);
   command
       .add_option("--shrink-seconds", options.shrink_seconds, "time limit for shrinking one case")

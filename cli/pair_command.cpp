@@ -18,6 +18,7 @@
 #include <string>
 #include <utility>
 
+#include "base/stop_signal.h"
 #include "base/stopwatch.h"
 #include "cli/commands.h"
 #include "cli/options/replay_options.h"
@@ -163,8 +164,8 @@ std::string pair_text(const PairReport& r, double seconds) {
   return text + not_checked_text(not_checked_of(r));
 }
 
-// "kept" is a statement about the whole trace, so the text for a run that --steps ended is
-// different.
+// "kept" is a statement about the whole trace, so the text for a run that --steps or a signal ended
+// is different.
 std::string pair_verdict_text(const PairReport& report) {
   if (report.verdict == PairVerdict::broken)
     return fmt::format("Verdict: BROKEN. {}\n  {}\n", report.finding->check, report.finding->what);
@@ -172,7 +173,8 @@ std::string pair_verdict_text(const PairReport& report) {
     return "Verdict: STUCK.\n" + stuck_text("prefill", report.prefill) +
            stuck_text("decode", report.decode);
   if (report.is_cut_short)
-    return "Verdict: kept so far. The run was cut short by --steps; nothing was broken.\n";
+    return fmt::format("Verdict: kept so far. The run was cut short{}; nothing was broken.\n",
+                       stop_requested() ? "" : " by --steps");
   return "Verdict: kept. Nothing was lost, nothing was delivered twice, every request ended.\n";
 }
 
@@ -428,6 +430,7 @@ ReportedItem item_of(const std::string& file, const PairReport& report, std::str
 }
 
 Result<int> pair(const PairCommandOptions& given, CommandReport& out) {
+  watch_stop_signals();
   LS_ASSIGN_OR_RETURN(auto prepared, prepare(given));
   fmt::print("{}\n{}\n", given.replay.file, pair_configuration_text(prepared.options));
   Stopwatch watch;
@@ -439,7 +442,7 @@ Result<int> pair(const PairCommandOptions& given, CommandReport& out) {
   }());
   fmt::print("{}\n{}", pair_text(report, watch.lap()), pair_verdict_text(report));
   if (out.wants_json()) out.set_json(pair_json(given.replay.file, prepared.options, report));
-  out.add(item_of(given.replay.file, report, out.again({.without = {"--jobs"}})));
+  out.add_run(item_of(given.replay.file, report, out.again({.without = {"--jobs"}})));
   return exit_code_of(report.verdict);
 }
 

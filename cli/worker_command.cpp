@@ -20,7 +20,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/child_process.h"
 #include "base/output_file.h"
+#include "base/stop_signal.h"
 #include "cli/commands.h"
 #include "cli/conform_inputs.h"
 #include "cli/options/output_option.h"
@@ -56,9 +58,15 @@ struct Family {
 
 using Workers = std::shared_ptr<ForeignEngines>;
 
+// A run on the worker, and what decided in it.
+struct WorkerRun {
+  RunSummary summary;
+  Decides decide = Decides::recording;
+};
+
 // Replays one recording on the worker, and with --save-facts writes it together with what the
 // worker did in each step.
-Result<RunReport> run_on_worker(const std::string& file, const WorkerCommandOptions& options,
+Result<WorkerRun> run_on_worker(const std::string& file, const WorkerCommandOptions& options,
                                 const Workers& workers) {
   ReplayOptions replay;
   replay.file = file;
@@ -70,15 +78,16 @@ Result<RunReport> run_on_worker(const std::string& file, const WorkerCommandOpti
     return worker_factory(workers, keeps_facts ? facts.sink() : FactsSink());
   };
   LS_ASSIGN_OR_RETURN(auto prepared, open_replay(request_of(replay), nullptr, backend_of));
-  auto report = prepared.session->run();
-  if (!report || !keeps_facts) return report;
+  LS_ASSIGN_OR_RETURN(RunReport report, prepared.session->run());
+  WorkerRun run{.summary = std::move(report.summary), .decide = prepared.run.decide};
+  if (!keeps_facts) return run;
   // Recordings of different folders may have the same name, so the folder is part of it.
   const std::filesystem::path path(file);
   const std::string name = path.parent_path().filename().string() + "-" + path.filename().string();
   LS_RETURN_IF_ERROR(facts.write(*prepared.recording,
                                  (std::filesystem::path(options.facts_dir) / name).string(),
                                  worker_of(*workers, options.worker)));
-  return report;
+  return run;
 }
 
 // Returns the first line of an error message without the file's name, so that equal refusals of
@@ -95,12 +104,12 @@ std::string reason_of(const std::string& message, const std::string& file) {
 void judge_file(const std::string& file, const WorkerCommandOptions& options,
                 const Workers& workers, Family& family) {
   ++family.files;
-  const auto report = run_on_worker(file, options, workers);
-  if (!report) {
-    ++family.refused[reason_of(report.error().message, file)];
+  const auto run = run_on_worker(file, options, workers);
+  if (!run) {
+    ++family.refused[reason_of(run.error().message, file)];
     return;
   }
-  const RunSummary& summary = report->summary;
+  const RunSummary& summary = run->summary;
   family.steps += summary.steps;
   family.not_checked.insert(summary.not_checked.begin(), summary.not_checked.end());
   family.seconds += summary.seconds.execute;
@@ -111,8 +120,10 @@ void judge_file(const std::string& file, const WorkerCommandOptions& options,
                           name_of(summary.divergence->phase), summary.divergence->message));
     return;
   }
-  // `parted`: the worker agrees, but the model decides differently from the recording.
-  if (const auto model = conform_recording(file); !model || model->mismatch) {
+  // `parted`: the worker agrees with the model's decisions, which are not the recorded ones.
+  if (run->decide == Decides::recording) {
+    ++family.agreed;
+  } else if (const auto model = conform_recording(file); !model || model->mismatch) {
     ++family.parted;
     family.found.emplace_back(file, model ? fmt::format("step {}: {}", model->mismatch->step,
                                                         parting_of(*model->mismatch))
@@ -153,6 +164,7 @@ nlohmann::ordered_json family_json(const std::string& name, const Family& family
 }
 
 Result<int> run_worker(const WorkerCommandOptions& options) {
+  watch_stop_signals();
   if (!is_engine_worker(options.engine))
     return fail("ENGINE {}: expected vllm, vllm:DIR or worker:COMMAND", options.engine);
   LS_ASSIGN_OR_RETURN(const ConformInputs inputs, find_conform_inputs(options.paths));
@@ -169,20 +181,25 @@ Result<int> run_worker(const WorkerCommandOptions& options) {
   for (const auto& [name, files] : folders) {
     Family family;
     for (const std::string& file : files) {
-      if (options.files_max > 0 && family.files == options.files_max) break;
+      if (stop_requested() || (options.files_max > 0 && family.files == options.files_max)) break;
       judge_file(file, options, engines, family);
     }
+    if (stop_requested())
+      family.not_checked.insert(
+          fmt::format("other files: interrupted by {}", signal_name(stop_signal())));
     judged += family.agreed + family.diverged + family.parted;
     not_checked.insert(family.not_checked.begin(), family.not_checked.end());
     diverged += family.diverged;
     fmt::print("{}", family_text(name, family));
     std::fflush(stdout);
     json.push_back(family_json(name, family));
+    if (stop_requested()) break;
   }
   fmt::print("{}{}", refused_text(inputs.refused),
              not_checked_text(std::vector(not_checked.begin(), not_checked.end())));
   if (!options.json_path.empty())
     LS_RETURN_IF_ERROR(write_output(options.json_path, json_text(json)));
+  if (stop_requested()) return 128 + stop_signal();
   // Refused files outweigh findings. Nothing judged at all is a refusal too.
   return judged == 0 ? kExitRefused : judged_exit_code(inputs.refused, judged, diverged > 0);
 }

@@ -79,6 +79,14 @@ int interrupt(CommandReport& report, std::string& json) {
 
 }  // namespace
 
+void CommandReport::add_run(ReportedItem item) {
+  if (stop_requested() && item.kind == ItemKind::passed) {
+    item.kind = ItemKind::skipped;
+    item.line = "interrupted";
+  }
+  add(std::move(item));
+}
+
 int run_reported(const CLI::App& command, const ReportOptions& options,
                  const std::function<Result<int>(CommandReport&)>& run) {
   Stopwatch clock;

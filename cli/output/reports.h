@@ -70,6 +70,8 @@ class CommandReport {
   bool wants_json() const { return wants_json_; }
   void set_json(std::string text) { json_ = std::move(text); }
   void add(ReportedItem item) { items_.push_back(std::move(item)); }
+  // Adds the item of a whole run. A run that a stop signal ended has not passed: it is skipped.
+  void add_run(ReportedItem item);
 
   std::span<const ReportedItem> items() const { return items_; }
   // Returns the command line that repeats this one, with a change.

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <optional>
+#include <set>
+#include <utility>
 
 #include "base/check.h"
 #include "properties/shrink/case_parts.h"
@@ -28,8 +30,7 @@ auto count_groups(const SavedCase& saved, Predicate predicate) {
 }
 
 // The conditions below are necessary, not sufficient: a case that meets one and fails is judged
-// again with the repair. Too wide a condition costs time, too narrow a one reports a known failure
-// as new.
+// again with the repair. Too wide a condition costs time, too narrow a one hides a known finding.
 //
 // 1: EAGLE drops the last block of an attention hit but not of a state hit.
 bool state_hit_is_longer(const SavedCase& saved) {
@@ -65,8 +66,7 @@ bool frees_windows_by_drafts(const SavedCase& saved) {
          saved.engine.async_scheduling && saved.engine.num_spec_tokens > 0 && has_windows(saved);
 }
 
-// 5: with a step in flight a state is freed one step later, so a long prefill holds one more than
-// planned.
+// 5: with a step in flight a state is freed a step later; a long prefill holds one too many.
 bool plans_too_few_states(const SavedCase& saved) {
   return profile_of(saved).retire_basis == RetireBasis::processed &&
          saved.engine.async_scheduling && saved.engine.mamba_cache_mode == MambaCacheMode::align &&
@@ -122,13 +122,10 @@ bool pads_prompts_of_one_token(const SavedCase& saved) {
 // exclusion here.
 bool has_equals(const SavedCase& saved) {
   if (saved.engine.policy != SchedulingPolicy::priority) return false;
-  const auto requests = requests_of(saved);
-  for (std::size_t i = 0; i < requests.size(); ++i)
-    for (std::size_t j = i + 1; j < requests.size(); ++j)
-      if (requests[i]->priority == requests[j]->priority &&
-          requests[i]->arrival_ns == requests[j]->arrival_ns)
-        return true;
-  return false;
+  std::set<std::pair<std::int64_t, std::int64_t>> seen;
+  return !std::ranges::all_of(requests_of(saved), [&](const RequestSpec* request) {
+    return seen.emplace(request->priority, request->arrival_ns).second;
+  });
 }
 
 // 13: after a load of a whole prompt the last token is computed again. Its window starts one token
@@ -227,8 +224,7 @@ SavedCase with_prompts_of_two_tokens(const SavedCase& saved) {
   return longer;
 }
 
-// No rule repairs this one: the loss is not known when the next step is decided. The repaired case
-// has no failing loads at all.
+// No rule repairs this one: the loss is not known when the next step is decided.
 SavedCase with_no_loads_lost(const SavedCase& saved) {
   SavedCase whole = saved;
   whole.connector.load_failed_percent = 0;
@@ -279,8 +275,7 @@ constexpr std::string_view kKeptStates[] = {"invariant.planned_blocks", "livenes
 constexpr std::string_view kCutDrafts[] = {"audit.scheduled_tokens"};
 constexpr std::string_view kWrongState[] = {"audit.state_read", "decide"};
 
-// With windows the number of missing blocks is an estimate, so some cycles are reported as plain
-// "liveness".
+// With windows the number of missing blocks is an estimate, so some cycles are plain "liveness".
 constexpr std::string_view kBehindLarge[] = {"liveness.head_of_line", "liveness.partial_load",
                                              "liveness", "audit.standstill"};
 constexpr std::string_view kHalfLoaded[] = {"liveness.partial_load", "liveness",
@@ -304,8 +299,7 @@ constexpr std::string_view kEvictedHit[] = {"audit.handed_out",
                                             "decide",
                                             "reuse"};
 
-// Tried in this order. More blocks help against more than the finding that they repair, so repairs
-// by blocks come last.
+// Tried in this order. Repairs by more blocks come last, since they help against other findings.
 constexpr KnownFinding kFindings[] = {
     {1, "with EAGLE, a state hit is longer than the attention hit", state_hit_is_longer, kWrongHit,
      with_the_rule_repaired<1>},
@@ -423,25 +417,54 @@ bool is_past_all_rules(const SavedCase& saved, const Outcome& failure,
          gets_past(failure, judge(with_the_rule_repaired<0>(saved), backend));
 }
 
-// Returns true if the finding explains the failure: with its repair the case passes the failing
-// step. A case that still fails, but by another check, is explained if the remaining failure is
-// known: it is gone with all rules repaired, or it is recognised itself.
-bool explains(const KnownFinding& finding, const SavedCase& saved, const Outcome& failure,
-              const BackendFactory& backend) {
-  const SavedCase repaired = finding.repaired(saved);
-  const Outcome without = judge(repaired, backend);
-  if (gets_past(failure, without)) return true;
-  if (!without.failed() || without.same_failure(failure)) return false;
-  const bool is_rule = repaired.engine.engine != saved.engine.engine;
-  return (is_rule && is_past_all_rules(saved, failure, backend)) ||
-         known_finding(repaired, without, backend) != nullptr;
-}
-
 // Returns true if the finding may be the cause: its check failed and its condition holds. Cheap, so
 // it comes before any judging.
 bool could_be(const KnownFinding& finding, const SavedCase& saved, const Outcome& outcome) {
   return std::ranges::find(finding.checks, outcome.check) != finding.checks.end() &&
          finding.can_happen(saved);
+}
+
+// As known_finding(). `repairs`: repaired cases that may be searched for further findings. Without
+// this limit, a search between two alternating failures never ends.
+const KnownFinding* search(const SavedCase& saved, const Outcome& outcome,
+                           const BackendFactory& backend, int& repairs) {
+  if (!outcome.failed()) return nullptr;
+  // The planted defect must not matter: the same failure in the same step without it.
+  if (!saved.mutants.empty()) {
+    SavedCase unplanted = saved;
+    unplanted.mutants.clear();
+    const Outcome without = judge(unplanted, backend);
+    const bool is_same = without.same_failure(outcome) && without.step == outcome.step;
+    return is_same ? search(unplanted, without, backend, repairs) : nullptr;
+  }
+  std::optional<Outcome> decided;
+  // The backend's divergence may follow from the decision. judge(saved) runs without a backend and
+  // gives the audit's view of the decisions; a later failure is not the cause.
+  if (outcome.kind == OutcomeKind::divergence) {
+    decided = judge(saved);
+    if (!decided->failed() || decided->step > outcome.step) decided.reset();
+  }
+  // With its repair the case passes the failing step. A case that still fails, by another check, is
+  // explained if the remaining failure is known: it is gone with all rules repaired, or it is
+  // recognised itself.
+  const auto is_explained_by = [&](const KnownFinding& finding) {
+    const SavedCase repaired = finding.repaired(saved);
+    const Outcome without = judge(repaired, backend);
+    if (gets_past(outcome, without)) return true;
+    if (!without.failed() || without.same_failure(outcome)) return false;
+    const bool is_rule = repaired.engine.engine != saved.engine.engine;
+    return (is_rule && is_past_all_rules(saved, outcome, backend)) ||
+           (--repairs >= 0 && search(repaired, without, backend, repairs) != nullptr);
+  };
+  const KnownFinding* first = nullptr;
+  for (const KnownFinding& finding : kFindings) {
+    if (!could_be(finding, saved, outcome) && !(decided && could_be(finding, saved, *decided)))
+      continue;
+    if (is_explained_by(finding)) return &finding;
+    if (first == nullptr) first = &finding;
+  }
+  // Repairing one of two causes does not help; repairing all does. The first possible one is named.
+  return first != nullptr && is_past_all_rules(saved, outcome, backend) ? first : nullptr;
 }
 
 }  // namespace
@@ -460,31 +483,8 @@ const KnownFinding* finding_of_number(int number) {
 
 const KnownFinding* known_finding(const SavedCase& saved, const Outcome& outcome,
                                   const BackendFactory& backend) {
-  if (!outcome.failed()) return nullptr;
-  // The planted defect must not matter: the same failure in the same step without it.
-  if (!saved.mutants.empty()) {
-    SavedCase unplanted = saved;
-    unplanted.mutants.clear();
-    const Outcome without = judge(unplanted, backend);
-    const bool is_same = without.same_failure(outcome) && without.step == outcome.step;
-    return is_same ? known_finding(unplanted, without, backend) : nullptr;
-  }
-  std::optional<Outcome> decided;
-  // The backend's divergence may follow from the decision. judge(saved) runs without a backend and
-  // gives the audit's view of the decisions; a later failure is not the cause.
-  if (outcome.kind == OutcomeKind::divergence) {
-    decided = judge(saved);
-    if (!decided->failed() || decided->step > outcome.step) decided.reset();
-  }
-  const KnownFinding* first = nullptr;
-  for (const KnownFinding& finding : kFindings) {
-    if (!could_be(finding, saved, outcome) && !(decided && could_be(finding, saved, *decided)))
-      continue;
-    if (explains(finding, saved, outcome, backend)) return &finding;
-    if (first == nullptr) first = &finding;
-  }
-  // Repairing one of two causes does not help; repairing all does. The first possible one is named.
-  return first != nullptr && is_past_all_rules(saved, outcome, backend) ? first : nullptr;
+  int repairs = std::ssize(kFindings);
+  return search(saved, outcome, backend, repairs);
 }
 
 // Returns the case under the release that is modelled with connectors, if its own release is not.

@@ -372,7 +372,7 @@ Result<PlanFigures> planted_figures(const KVCacheConfig& plan, PlanOptions optio
       return is_state_kind(group.spec.kind) && group.spec.mamba_cache_mode != MambaCacheMode::all;
     });
   if (defect == CapacityDefect::capacity_all_groups || defect == CapacityDefect::capacity_sliding)
-    figures.capacity_tokens = other.groups.empty() ? 0 : all_groups_tokens(other, options);
+    figures.capacity_tokens = other.groups.empty() ? 0 : tokens_of_groups(other, options, false);
   if (defect == CapacityDefect::routed_buffer) figures.slot_buffer_rows = figures.capacity_tokens;
   // A pack of N layers shares one page; an engine with this defect treats it as a block of N times
   // the tokens.

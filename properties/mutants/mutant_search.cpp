@@ -218,12 +218,7 @@ class CaseSearch {
     report_.caught = false;
     search();
     if (report_.caught && report_.size.requests < large.size.requests) return;
-    large.cases = report_.cases;
-    large.flawed = report_.flawed;
-    large.refused = report_.refused;
-    large.refusal = report_.refusal;
-    large.seconds = report_.seconds;
-    large.shrink_seconds = report_.shrink_seconds;
+    static_cast<MutantCounts&>(large) = report_;
     report_ = std::move(large);
   }
 
@@ -315,7 +310,8 @@ class CaseSearch {
 template <class Generate, class Judge, class Describe>
 MutantReport search_seeds(const Mutant& mutant, const MutantSearchOptions& options,
                           const Generate& generate, const Judge& judge, const Describe& describe) {
-  MutantReport report{.mutant = &mutant};
+  MutantReport report;
+  report.mutant = &mutant;
   const auto begin = Clock::now();
   while (report.cases < options.cases_max && !report.caught && !stop_requested()) {
     const std::uint64_t seed = options.first_seed + static_cast<std::uint64_t>(report.cases);

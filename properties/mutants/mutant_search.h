@@ -109,20 +109,24 @@ struct MutantSearchOptions {
   std::optional<CacheLayout> layout = {};
 };
 
-// The result of one search.
-struct MutantReport {
-  const Mutant* mutant = nullptr;
-  bool caught = false;
-  std::uint64_t seed = 0;    // of the case that caught it
-  std::int64_t cases = 0;    // judged cases, that one included
+// What one search has judged, over all rounds.
+struct MutantCounts {
+  std::int64_t cases = 0;    // judged cases, the one that caught it included
   std::int64_t flawed = 0;   // of these: failed without the defect too
   std::int64_t refused = 0;  // of these: refused; `refusal` is the first reason
   std::string refusal = {};
+  double seconds = 0;         // time until it was caught
+  double shrink_seconds = 0;  // time of shrinking
+};
+
+// The result of one search.
+struct MutantReport : MutantCounts {
+  const Mutant* mutant = nullptr;
+  bool caught = false;
+  std::uint64_t seed = 0;    // of the case that caught it
   bool in_an_order = false;  // true if MutantSearchOptions::layout was set
   // Failure of the smallest case.
   Failure failure = {};
-  double seconds = 0;         // time until it was caught, over all rounds
-  double shrink_seconds = 0;  // time of shrinking
   // Sites scheduler and backend: the shrunk case, and its steps.
   std::optional<SavedCase> smallest = {};
   CaseSize size = {};

@@ -51,27 +51,18 @@ void shrink_prompt(ShrinkTrial& trial, std::size_t request) {
         });
 }
 
-// Sets the output length and removes all other reasons to stop, so that max_tokens ends the
-// request.
-void set_output(TraceRequest& request, std::int64_t length) {
-  request.output.length = static_cast<std::int32_t>(length);
-  if (!request.output.tokens.empty()) request.output.tokens.resize(length);
-  request.spec.max_tokens = request.output.length;
-  request.spec.min_tokens = std::min(request.spec.min_tokens, request.output.length);
-  request.spec.eos_token.reset();
-  request.spec.stop_token_ids.clear();
-}
-
 // Shrinks an output: first without stop tokens, then shorter, then without literal tokens, abort,
 // and all but one of the requests that it waits for.
 void shrink_output(ShrinkTrial& trial, std::size_t request) {
   const auto at = [&](SavedCase& saved) -> TraceRequest& {
     return *trace_requests_of(saved)[request];
   };
-  trial.attempt_with([&](SavedCase& saved) { set_output(at(saved), at(saved).output.length); });
+  trial.attempt_with([&](SavedCase& saved) { at(saved).end_at_length(at(saved).output.length); });
   trial.lower_with(
       1, [&](SavedCase& saved) { return std::int64_t{at(saved).output.length}; },
-      [&](SavedCase& saved, std::int64_t length) { set_output(at(saved), length); });
+      [&](SavedCase& saved, std::int64_t length) {
+        at(saved).end_at_length(static_cast<std::int32_t>(length));
+      });
   trial.attempt_with([&](SavedCase& saved) { at(saved).output.tokens.clear(); });
   trial.attempt_with([&](SavedCase& saved) { at(saved).output.fill.reset(); });
   trial.attempt_with([&](SavedCase& saved) { at(saved).abort.reset(); });

@@ -394,10 +394,8 @@ void halve(SavedCase& saved) {
     drop_unused_tokens(request->prompt);
   }
   for (TraceRequest* request : trace_requests_of(saved)) {
-    request->output.length = half(request->output.length);
-    if (!request->output.tokens.empty()) request->output.tokens.resize(request->output.length);
+    request->set_output_length(half(request->output.length));
     request->spec.max_tokens = half(request->spec.max_tokens);
-    request->spec.min_tokens = std::min(request->spec.min_tokens, request->output.length);
     if (request->abort && request->abort->after_tokens)
       *request->abort->after_tokens = half(*request->abort->after_tokens);
   }

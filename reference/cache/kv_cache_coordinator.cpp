@@ -196,6 +196,16 @@ void KVCacheCoordinator::replay_window(PrefixHit& hit) const {
   hit.num_tokens = 0;
 }
 
+// The unit that EAGLE drops is a hash where parts of blocks are hit, otherwise a block.
+std::int32_t KVCacheCoordinator::end_of_drop(const AttentionGroup& attention, std::int32_t length,
+                                             std::int32_t end) const {
+  if (!attention.grows) return length;
+  const std::int32_t unit = block_sizes_.hits_parts_of_blocks && attention.is_full
+                                ? block_sizes_.hash_block_size
+                                : managers_[attention.groups[0]]->block_size();
+  return std::min(length + unit, end);
+}
+
 // Finds the longest length that every group accepts, by iteration: each group accepts the candidate
 // or shortens it, until none does. The length only decreases, so this ends. Full attention is
 // searched once, since every prefix of its hit is also a hit; later rounds only cut it.
@@ -215,11 +225,8 @@ void KVCacheCoordinator::find_hybrid(const Request& request, std::int32_t max_le
   std::vector<std::int32_t> lengths(attention_groups_.size(), 0);
   std::int32_t length = max_length;
   std::int32_t longest = 0;
-  const auto hash_block_size = block_sizes_.hash_block_size;
   const std::int32_t end_of_search =
-      profile_.eagle_searches_whole_prompt
-          ? static_cast<std::int32_t>(request.hashes.size()) * hash_block_size
-          : max_length;
+      profile_.eagle_searches_whole_prompt ? num_hashed_tokens(request) : max_length;
   while (true) {
     std::int32_t current = length;
     for (std::size_t a = 0; a < attention_groups_.size(); ++a) {
@@ -232,11 +239,7 @@ void KVCacheCoordinator::find_hybrid(const Request& request, std::int32_t max_le
         continue;
       }
       const bool drop = attention.drops_last_block && !dropped[a];
-      const bool grows = drop && attention.grows;
-      // The unit that EAGLE drops: a hash where parts of blocks are hit, else a block.
-      const std::int32_t margin =
-          block_sizes_.hits_parts_of_blocks && attention.is_full ? hash_block_size : block_size;
-      const std::int32_t limit = grows ? std::min(current + margin, end_of_search) : current;
+      const std::int32_t limit = drop ? end_of_drop(attention, current, end_of_search) : current;
       tables.clear();
       for (const std::int32_t group : attention.groups) tables.push_back(&hit.blocks[group]);
       const std::int32_t found =
@@ -285,17 +288,13 @@ std::optional<bool> KVCacheCoordinator::find_hit_of_attention(const Request& req
     return std::nullopt;
   hit.clear(managers_.size());
   const std::int32_t max_length = request.num_tokens() - 1;
-  const std::int32_t num_hashed =
-      static_cast<std::int32_t>(request.hashes.size()) * block_sizes_.hash_block_size;
   std::vector<std::vector<BlockId>*> tables;
   std::int32_t shortest = max_length;
   for (const AttentionGroup& attention : attention_groups_) {
     const GroupManager& manager = *managers_[attention.groups[0]];
-    const std::int32_t margin = block_sizes_.hits_parts_of_blocks && attention.is_full
-                                    ? block_sizes_.hash_block_size
-                                    : manager.block_size();
-    const bool grows = attention.drops_last_block && attention.grows;
-    const std::int32_t limit = grows ? std::min(max_length + margin, num_hashed) : max_length;
+    const std::int32_t limit = attention.drops_last_block
+                                   ? end_of_drop(attention, max_length, num_hashed_tokens(request))
+                                   : max_length;
     tables.clear();
     for (const std::int32_t group : attention.groups) tables.push_back(&hit.blocks[group]);
     const std::int32_t found = manager.find_longest_cache_hit(

@@ -225,6 +225,13 @@ class KVCacheCoordinator {
   // Allocates the blocks that a load fills, in one group.
   void allocate_load(Request& request, const PrefixHit& hit, GroupManager& manager) const;
   void take_hit(Request& request, const PrefixHit& hit, const SlotDemand& demand);
+  std::int32_t num_hashed_tokens(const Request& request) const {
+    return static_cast<std::int32_t>(request.hashes.size()) * block_sizes_.hash_block_size;
+  }
+  // Where the group's search for a hit of `length` tokens ends, at most at `end`, so that EAGLE's
+  // drop leads back to that length.
+  std::int32_t end_of_drop(const AttentionGroup& attention, std::int32_t length,
+                           std::int32_t end) const;
   // The common hit of several groups.
   void find_hybrid(const Request& request, std::int32_t max_length, PrefixHit& hit) const;
   // Counts the end of the hit as tokens to compute again, for bounded replay.

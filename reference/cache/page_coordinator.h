@@ -74,7 +74,6 @@ class PageSourceManager : public FullAttentionManager {
   // Detaches the pages first: detach() reads the table.
   std::vector<BlockId> pop(Request& request) override;
 
-  BlockPool& pool() { return pool_; }
   std::int32_t group() const { return group_; }
   std::vector<BlockId>& blocks(Request& request) const { return of(request).blocks; }
   // The keys of the request's first num_pages pages: each page's hash at its end.
@@ -163,7 +162,6 @@ class ResidentPageManager : public PageCopyManager {
   BlockId drop(const Request& request, std::int32_t index);
   // Pages that admission reserves per request: those that can be in flight.
   std::int64_t admission_cap() const { return *admission_cap_; }
-  BlockPool& pool() { return pool_; }
 
  private:
   // Current blocks of pages that differ from the append-only table.

@@ -58,122 +58,6 @@ Result<std::vector<KVCacheGroupSpec>> placed_groups(const KVCacheConfig& plan) {
   return groups;
 }
 
-class Placer {
- public:
-  Placer(const KVCacheConfig& plan, AttentionBackend chosen, CacheLayout order)
-      : config_(plan), chosen_(chosen), order_(order) {}
-
-  Result<MemoryPlan> place() {
-    if (has_host_pages(config_.groups) && !is_block_outermost(order_))
-      return fail("resident pages and hot regions need layouts with blocks outermost");
-    LS_ASSIGN_OR_RETURN(const auto groups, placed_groups(config_));
-    LS_ASSIGN_OR_RETURN(const Placement placement,
-                        place_blocks(groups, order_, config_.num_blocks, PlacementOptions{}));
-    LS_ASSIGN_OR_RETURN(const auto kernels, placed_kernel_sizes(config_, chosen_));
-    plan_.num_blocks = config_.num_blocks;
-    plan_.layers_per_page.assign(config_.groups.size(), 1);
-    for (std::size_t g = 0; g < config_.groups.size(); ++g)
-      for (std::size_t i = 0;
-           is_on_device(config_.groups[g]) && i < config_.groups[g].layer_names.size(); ++i)
-        LS_RETURN_IF_ERROR(add_layer(placement, g, i, kernels[g]));
-    LS_RETURN_IF_ERROR(cut_into_tensors());
-    return std::move(plan_);
-  }
-
- private:
-  Result<void> add_layer(const Placement& placement, std::size_t g, std::size_t index,
-                         std::int64_t kernel) {
-    const std::string& name = config_.groups[g].layer_names[index];
-    const KVCacheSpec& spec = config_.groups[g].layer_spec(index);
-    const auto tensor = std::ranges::find_if(placement.tensors, [&](const PlacedTensor& one) {
-      return std::ranges::find(one.layers, name) != one.layers.end();
-    });
-    LS_CHECK(tensor != placement.tensors.end(), "{} has no tensor", name);
-    const auto page = first_page(*tensor, order_, plan_.num_blocks,
-                                 is_state_kind(spec.kind) ? spec.block_size : kernel);
-    if (!page) return fail("{}: {}", name, page.error().message);
-    const std::int64_t place = std::ranges::find(tensor->layers, name) - tensor->layers.begin();
-    const std::int64_t begin = tensor->offset + place * tensor->layer_stride;
-    LayerMemory& layer = plan_.layers.emplace_back();
-    layer.name = name;
-    layer.group = g;
-    layer.layer = index;
-    layer.begin = is_block_outermost(order_) ? 0 : begin;
-    const std::int64_t tensors = order_ == CacheLayout::LHBNC ? page->heads : 1;
-    for (std::int64_t t = 0; t < tensors; ++t)
-      layer.regions.push_back(
-          {layer.begin + t * page->head_stride, tensor->block_stride, tensor->block_stride});
-    if (!is_state_kind(spec.kind)) {
-      layer.parts = row_parts(spec, *page, begin, tensor->block_stride);
-      return {};
-    }
-    layer.parts = state_parts(spec, begin, tensor->block_stride);
-    for (const PartRows& state : layer.parts)
-      for (const std::int64_t bytes : {state.block_stride, state.offset - layer.begin}) {
-        const DType dtype = spec.states[static_cast<std::size_t>(state.part)].dtype;
-        if (bytes % itemsize_bytes(dtype) != 0)
-          return fail("{}: byte {} of the cache is no whole {} element", name, bytes,
-                      name_of(dtype));
-      }
-    return {};
-  }
-
-  std::vector<PartRows> row_parts(const KVCacheSpec& spec, const CachePage& page,
-                                  std::int64_t begin, std::int64_t block_stride) const {
-    PartRows rows{.kind = has_single_rows(spec) ? PartKind::row : PartKind::k, .offset = begin};
-    rows.block_stride = block_stride;
-    rows.kernel_block_stride = page.block_stride;
-    rows.head_stride = page.head_stride;
-    rows.row_stride = page.row_stride;
-    rows.row_bytes = row_bytes(spec);
-    rows.kernel_blocks = page.blocks / plan_.num_blocks;
-    rows.heads = spec.num_kv_heads;
-    rows.rows = page.rows;
-    std::vector<PartRows> parts{rows};
-    if (has_single_rows(spec)) return parts;
-    rows.kind = PartKind::v;
-    rows.offset += has_slots_of_values(spec) ? rows.heads * rows.head_stride : rows.row_bytes;
-    parts.push_back(rows);
-    return parts;
-  }
-
-  // A tensor begins wherever a region does. Backends allocate and report by tensor, and no engine
-  // has such tensors: they must cover the allocation without a gap, or an order is refused.
-  Result<void> cut_into_tensors() {
-    std::map<std::int64_t, std::int64_t> pages;  // bytes of a page of the tensor that begins there
-    for (const LayerMemory& layer : plan_.layers)
-      for (const BlockRegion& region : layer.regions)
-        if (pages.emplace(region.begin, region.bytes).first->second != region.bytes)
-          return fail(
-              "pages of several lengths begin at one byte; choose a layout with blocks outermost, "
-              "BLNHC");
-    std::int64_t end = 0;
-    for (const auto& [begin, page] : pages) {
-      if (begin != end)
-        return fail(
-            "pages of several groups cross at byte {} of the cache; choose a layout with blocks "
-            "outermost, BLNHC",
-            begin);
-      plan_.tensor_size_bytes.push_back(page * plan_.num_blocks);
-      end = begin + plan_.tensor_size_bytes.back();
-    }
-    const auto tensor_at = [&](std::int64_t begin) {
-      return static_cast<std::int32_t>(std::distance(pages.begin(), pages.find(begin)));
-    };
-    for (LayerMemory& layer : plan_.layers) {
-      layer.tensor = tensor_at(layer.begin);
-      layer.last_tensor = tensor_at(layer.regions.back().begin);
-      layer.end = layer.regions.back().begin + layer.regions.back().bytes * plan_.num_blocks;
-    }
-    return {};
-  }
-
-  const KVCacheConfig& config_;
-  const AttentionBackend chosen_;
-  const CacheLayout order_;
-  MemoryPlan plan_;
-};
-
 // The strides of the plan's order in closed form. The worker's page has strides too, by
 // order_strides(): the prover compares the two derivations, so neither may use the other.
 PartRows rows_of(CacheLayout order, const PlacedTensor& tensor, std::int64_t index,
@@ -211,6 +95,118 @@ PartRows rows_of(CacheLayout order, const PlacedTensor& tensor, std::int64_t ind
   return part;
 }
 
+// The tensor's layer of that index, in one part: rows of whole head slots. LHBNC has a region per
+// head slot.
+LayerMemory layer_in(const PlacedTensor& tensor, std::int64_t index, CacheLayout order,
+                     const CachePage& page, std::int64_t num_blocks) {
+  LayerMemory layer;
+  layer.name = tensor.layers[static_cast<std::size_t>(index)];
+  const PartRows& rows = layer.parts.emplace_back(rows_of(order, tensor, index, page, num_blocks));
+  const std::int64_t begin = is_block_outermost(order) ? 0 : rows.offset;
+  const std::int64_t regions = order == CacheLayout::LHBNC ? page.heads : 1;
+  for (std::int64_t h = 0; h < regions; ++h)
+    layer.regions.push_back(
+        {begin + h * rows.head_stride, tensor.block_stride, tensor.block_stride});
+  return layer;
+}
+
+// K and V of whole head slots; rows of both stay one part.
+std::vector<PartRows> pair_of(const KVCacheSpec& spec, PartRows rows) {
+  rows.row_bytes = row_bytes(spec);
+  rows.heads = spec.num_kv_heads;
+  if (has_single_rows(spec)) return {rows};
+  PartRows values = rows;
+  rows.kind = PartKind::k;
+  values.kind = PartKind::v;
+  values.offset += has_slots_of_values(spec) ? rows.heads * rows.head_stride : rows.row_bytes;
+  return {rows, values};
+}
+
+Result<void> set_parts(const KVCacheSpec& spec, LayerMemory& layer) {
+  const PartRows page = layer.parts.front();
+  if (!is_state_kind(spec.kind)) {
+    layer.parts = pair_of(spec, page);
+    return {};
+  }
+  layer.parts = state_parts(spec, page.offset, page.block_stride);
+  for (const PartRows& state : layer.parts)
+    for (const std::int64_t bytes : {state.block_stride, state.offset - layer.regions[0].begin}) {
+      const DType dtype = spec.states[static_cast<std::size_t>(state.part)].dtype;
+      if (bytes % itemsize_bytes(dtype) != 0)
+        return fail("{}: byte {} of the cache is no whole {} element", layer.name, bytes,
+                    name_of(dtype));
+    }
+  return {};
+}
+
+// A tensor begins wherever a region does. Backends allocate and report by tensor, and no engine
+// has such tensors: they must cover the allocation without a gap, or an order is refused.
+Result<void> cut_into_tensors(MemoryPlan& plan) {
+  std::map<std::int64_t, std::int64_t> pages;  // bytes of a page of the tensor that begins there
+  for (const LayerMemory& layer : plan.layers)
+    for (const BlockRegion& region : layer.regions)
+      if (pages.emplace(region.begin, region.bytes).first->second != region.bytes)
+        return fail(
+            "pages of several lengths begin at one byte; choose a layout with blocks outermost, "
+            "BLNHC");
+  std::int64_t end = 0;
+  for (const auto& [begin, page] : pages) {
+    if (begin != end)
+      return fail(
+          "pages of several groups cross at byte {} of the cache; choose a layout with blocks "
+          "outermost, BLNHC",
+          begin);
+    plan.tensor_size_bytes.push_back(page * plan.num_blocks);
+    end = begin + plan.tensor_size_bytes.back();
+  }
+  const auto tensor_at = [&](std::int64_t begin) {
+    return static_cast<std::int32_t>(std::distance(pages.begin(), pages.find(begin)));
+  };
+  for (LayerMemory& layer : plan.layers) {
+    const BlockRegion& last = layer.regions.back();
+    layer.begin = layer.regions.front().begin;
+    layer.tensor = tensor_at(layer.begin);
+    layer.last_tensor = tensor_at(last.begin);
+    layer.end = last.begin + last.bytes * plan.num_blocks;
+  }
+  return {};
+}
+
+Result<MemoryPlan> overlaid_plan(const KVCacheConfig& config, AttentionBackend chosen,
+                                 CacheLayout order) {
+  if (has_host_pages(config.groups) && !is_block_outermost(order))
+    return fail("resident pages and hot regions need layouts with blocks outermost");
+  LS_ASSIGN_OR_RETURN(const auto groups, placed_groups(config));
+  LS_ASSIGN_OR_RETURN(const Placement placement,
+                      place_blocks(groups, order, config.num_blocks, PlacementOptions{}));
+  LS_ASSIGN_OR_RETURN(const auto kernels, placed_kernel_sizes(config, chosen));
+  MemoryPlan plan;
+  plan.num_blocks = config.num_blocks;
+  plan.layers_per_page.assign(config.groups.size(), 1);
+  for (std::size_t g = 0; g < config.groups.size(); ++g) {
+    if (!is_on_device(config.groups[g])) continue;
+    for (std::size_t i = 0; i < config.groups[g].layer_names.size(); ++i) {
+      const std::string& name = config.groups[g].layer_names[i];
+      const KVCacheSpec& spec = config.groups[g].layer_spec(i);
+      const auto tensor = std::ranges::find_if(placement.tensors, [&](const PlacedTensor& one) {
+        return std::ranges::find(one.layers, name) != one.layers.end();
+      });
+      LS_CHECK(tensor != placement.tensors.end(), "{} has no tensor", name);
+      const auto page = first_page(*tensor, order, plan.num_blocks,
+                                   is_state_kind(spec.kind) ? spec.block_size : kernels[g]);
+      if (!page) return fail("{}: {}", name, page.error().message);
+      const auto index = std::ranges::find(tensor->layers, name) - tensor->layers.begin();
+      LayerMemory& layer =
+          plan.layers.emplace_back(layer_in(*tensor, index, order, *page, plan.num_blocks));
+      layer.group = g;
+      layer.layer = i;
+      LS_RETURN_IF_ERROR(set_parts(spec, layer));
+    }
+  }
+  LS_RETURN_IF_ERROR(cut_into_tensors(plan));
+  return plan;
+}
+
 std::vector<PartRows> parts_of(const PartRows& page, const KVCacheSpec& spec) {
   if (!is_state_kind(spec.kind)) return {page};
   std::vector<PartRows> parts;
@@ -225,24 +221,13 @@ std::vector<PartRows> parts_of(const PartRows& page, const KVCacheSpec& spec) {
   return parts;
 }
 
-std::vector<BlockRegion> regions_of(const Placement& plan, const PlacedTensor& tensor,
-                                    const PartRows& page) {
-  if (is_block_outermost(plan.order)) return {{0, tensor.block_stride, tensor.block_stride}};
-  const std::int64_t bytes = tensor.layer_stride / plan.num_blocks;
-  if (plan.order != CacheLayout::LHBNC) return {{page.offset, bytes, page.block_stride}};
-  std::vector<BlockRegion> regions;
-  for (std::int64_t h = 0; h < page.heads; ++h)
-    regions.push_back({page.offset + h * page.head_stride, bytes / page.heads, page.block_stride});
-  return regions;
-}
-
 }  // namespace
 
 Result<MemoryPlan> placed_layout(const KVCacheConfig& plan, AttentionBackend chosen,
                                  CacheLayout order) {
   LS_CHECK(is_overlaid(order), "{} is no order of the cache", name_of(order));
   LS_ASSIGN_OR_RETURN(const KVCacheConfig rows, with_page_rows(plan));
-  auto placed = Placer(rows, chosen, order).place();
+  auto placed = overlaid_plan(rows, chosen, order);
   if (!placed) return fail("layout {}: {}", name_of(order), placed.error().message);
   return placed;
 }
@@ -327,15 +312,12 @@ MemoryPlan memory_plan(const Placement& placed, const WorkerPages& pages) {
       const LayerPage& layer = pages.layers[index];
       LS_CHECK(layer.name == tensor.layers[l], "{} has the page of {}", tensor.layers[l],
                layer.name);
-      const PartRows page =
-          rows_of(placed.order, tensor, static_cast<std::int64_t>(l), layer.page, pages.num_blocks);
-      LayerMemory& at = plan.layers.emplace_back();
-      at.name = layer.name;
+      LayerMemory& at = plan.layers.emplace_back(layer_in(
+          tensor, static_cast<std::int64_t>(l), placed.order, layer.page, pages.num_blocks));
       at.group = layer.group;
       at.layer = index;
       at.end = pages.device_bytes;
-      at.parts = parts_of(page, layer.spec);
-      at.regions = regions_of(placed, tensor, page);
+      at.parts = parts_of(at.parts.front(), layer.spec);
     }
   }
   return plan;

@@ -18,9 +18,8 @@ bool any_type(const LayerSpecs& specs, Predicate predicate) {
 // Windows and chunks as full attention: the same pages, all blocks kept.
 Result<LayerSpecs> promoted(const LayerSpecs& specs) {
   const auto is_settled = [](const LayerSpecs& all) -> Result<bool> {
-    const Merged merged = merge_specs(all);
-    if (!merged.refused.empty()) return fail(merged.refused);
-    return merged.spec.has_value() || is_uniform_type(all, true);
+    LS_ASSIGN_OR_RETURN(const auto merged, merge_specs(all));
+    return merged.has_value() || is_uniform_type(all, true);
   };
   LS_ASSIGN_OR_RETURN(const bool settled, is_settled(specs));
   if (settled) return specs;
@@ -106,7 +105,8 @@ Result<std::vector<KVCacheGroupSpec>> equal_page_groups(const LayerSpecs& specs)
   for (const LayerSpecs& kind : by_equal_spec(specs)) {
     const auto at = std::ranges::find_if(buckets, [&](LayerSpecs bucket) {
       bucket.push_back(kind.front());
-      return merge_specs(bucket).spec.has_value();
+      const auto merged = merge_specs(bucket);
+      return merged && merged->has_value();
     });
     if (at == buckets.end())
       buckets.push_back(kind);
@@ -122,9 +122,9 @@ Result<std::vector<KVCacheGroupSpec>> equal_page_groups(const LayerSpecs& specs)
     for (std::size_t g = 0; g < count; ++g) {
       LayerSpecs layers;
       for (std::size_t i = g; i < bucket.size(); i += count) layers.push_back(bucket[i]);
-      const Merged merged = merge_specs(layers);
-      if (!merged.spec) return fail("layers of one group do not share a spec");
-      groups.push_back(one_spec_group(layers, *merged.spec));
+      const auto merged = merge_specs(layers);
+      if (!merged || !*merged) return fail("layers of one group do not share a spec");
+      groups.push_back(one_spec_group(layers, **merged));
     }
   }
   return groups;
@@ -170,51 +170,6 @@ Result<void> add_hidden_groups(const LayerSpecs& hidden, std::vector<KVCacheGrou
   }
   return {};
 }
-
-Result<std::vector<KVCacheGroupSpec>> group_layers(LayerSpecs& specs, CacheLayout order,
-                                                   const PlacementOptions& options) {
-  if (options.disable_hybrid_kv_cache_manager) LS_RETURN_IF_ERROR(promote_all(specs));
-  if (specs.empty()) return std::vector<KVCacheGroupSpec>{};
-  if (options.has_host_pages() && any_type(specs, is_mla))
-    return host_page_groups(specs, order, options);
-  const Merged merged = merge_specs(specs);
-  if (!merged.refused.empty()) return fail(merged.refused);
-  if (merged.spec) return std::vector{one_spec_group(specs, *merged.spec)};
-  if (is_uniform_type(specs, true)) return std::vector{uniform_type_group(specs)};
-  LayerSpecs hidden, others;
-  std::set<std::int64_t> pages;
-  for (const NamedSpec& layer : specs) {
-    const bool is_apart = is_hidden_state(layer.spec.kind);
-    (is_apart ? hidden : others).push_back(layer);
-    if (!is_apart) pages.insert(page_bytes(layer.spec));
-  }
-  if (is_block_outermost(order) && pages.size() > 1) {
-    LS_ASSIGN_OR_RETURN(std::vector<KVCacheGroupSpec> groups, packed_groups(others));
-    for (const NamedSpec& layer : hidden) groups.push_back(one_spec_group({layer}, layer.spec));
-    return groups;
-  }
-  bool is_final = false;
-  auto equal = equal_pages(others, is_final);
-  if (!equal) {
-    const auto fallback = is_final ? std::nullopt : full_allocation(specs);
-    if (!fallback) return tl::unexpected(equal.error());
-    return std::vector{*fallback};
-  }
-  LS_ASSIGN_OR_RETURN(std::vector<KVCacheGroupSpec> groups, equal_page_groups(*equal));
-  if (!hidden.empty()) LS_RETURN_IF_ERROR(add_hidden_groups(hidden, groups));
-  return groups;
-}
-
-}  // namespace
-
-Result<void> check_page(const std::string& name, const KVCacheSpec& spec) {
-  if (page_bytes(spec) != 0) return {};
-  return fail(
-      "layer {}: blocks of {} tokens do not hold one KV entry; choose a larger --block-size", name,
-      spec.block_size);
-}
-
-namespace {
 
 // Layers that may share a group, with pages of several sizes.
 struct Bucket {
@@ -270,18 +225,13 @@ Result<void> split_bucket(const Bucket& bucket, std::int64_t count,
         "{} layers like {} have pages of different sizes in different numbers and cannot be split "
         "into {} groups; use a layout with layers outermost",
         bucket.layers.size(), bucket.layers[0].name, count);
-  for (std::int64_t g = 0; g < count; ++g) {
-    LayerSpecs layers;
-    for (auto r = static_cast<std::size_t>(g); r < bucket.repeats;
-         r += static_cast<std::size_t>(count))
-      for (const auto& [page, of_page] : bucket.by_page) layers.push_back(of_page[r]);
-    groups.push_back(uniform_type_group(layers));
-  }
+  std::ranges::move(dealt_groups(bucket.by_page, count), std::back_inserter(groups));
   return {};
 }
 
-}  // namespace
-
+// Packing (_get_packed_kv_cache_groups): different pages next to each other in one block. Requires
+// a block-outer layout and more than one page size.
+// An Error: windows or states of different pages that must be split and have different counts.
 Result<std::vector<KVCacheGroupSpec>> packed_groups(const LayerSpecs& specs) {
   const std::vector<Bucket> buckets = buckets_of(specs);
   const std::int64_t per_group = repeats_per_group(buckets);
@@ -316,6 +266,61 @@ Result<std::vector<KVCacheGroupSpec>> packed_groups(const LayerSpecs& specs) {
   return groups;
 }
 
+KVCacheGroupSpec device_group(const LayerSpecs& layers, const PageKind& pages,
+                              std::int64_t blocks_per_request) {
+  KVCacheGroupSpec group;
+  for (const NamedSpec& layer : layers)
+    group.layer_names.push_back(layer.name + std::string(pages.suffix));
+  group.spec.kind = pages.kind;
+  group.spec.block_size = layers[0].spec.block_size;
+  group.spec.page_copy_bytes = page_bytes(layers[0].spec);
+  group.spec.blocks_per_request = blocks_per_request;
+  group.spec.dcp_sharded = false;
+  return group;
+}
+
+Result<std::vector<KVCacheGroupSpec>> group_layers(LayerSpecs& specs, CacheLayout order,
+                                                   const PlacementOptions& options) {
+  if (options.disable_hybrid_kv_cache_manager) LS_RETURN_IF_ERROR(promote_all(specs));
+  if (specs.empty()) return std::vector<KVCacheGroupSpec>{};
+  if (options.has_host_pages() && any_type(specs, is_mla))
+    return host_page_groups(specs, order, options);
+  LS_ASSIGN_OR_RETURN(const auto merged, merge_specs(specs));
+  if (merged) return std::vector{one_spec_group(specs, *merged)};
+  if (is_uniform_type(specs, true)) return std::vector{uniform_type_group(specs)};
+  LayerSpecs hidden, others;
+  std::set<std::int64_t> pages;
+  for (const NamedSpec& layer : specs) {
+    const bool is_apart = is_hidden_state(layer.spec.kind);
+    (is_apart ? hidden : others).push_back(layer);
+    if (!is_apart) pages.insert(page_bytes(layer.spec));
+  }
+  if (is_block_outermost(order) && pages.size() > 1) {
+    LS_ASSIGN_OR_RETURN(std::vector<KVCacheGroupSpec> groups, packed_groups(others));
+    for (const NamedSpec& layer : hidden) groups.push_back(one_spec_group({layer}, layer.spec));
+    return groups;
+  }
+  bool is_final = false;
+  auto equal = equal_pages(others, is_final);
+  if (!equal) {
+    const auto fallback = is_final ? std::nullopt : full_allocation(specs);
+    if (!fallback) return tl::unexpected(equal.error());
+    return std::vector{*fallback};
+  }
+  LS_ASSIGN_OR_RETURN(std::vector<KVCacheGroupSpec> groups, equal_page_groups(*equal));
+  if (!hidden.empty()) LS_RETURN_IF_ERROR(add_hidden_groups(hidden, groups));
+  return groups;
+}
+
+}  // namespace
+
+Result<void> check_page(const std::string& name, const KVCacheSpec& spec) {
+  if (page_bytes(spec) != 0) return {};
+  return fail(
+      "layer {}: blocks of {} tokens do not hold one KV entry; choose a larger --block-size", name,
+      spec.block_size);
+}
+
 Result<std::vector<KVCacheGroupSpec>> cache_groups(LayerSpecs specs, CacheLayout order,
                                                    const PlacementOptions& options) {
   for (NamedSpec& layer : specs)
@@ -331,23 +336,6 @@ Result<std::vector<KVCacheGroupSpec>> cache_groups(LayerSpecs specs, CacheLayout
         group.layer_names, [&](const std::string& name) { return drafts.contains(name); });
   return groups;
 }
-
-namespace {
-
-KVCacheGroupSpec device_group(const LayerSpecs& layers, const PageKind& pages,
-                              std::int64_t blocks_per_request) {
-  KVCacheGroupSpec group;
-  for (const NamedSpec& layer : layers)
-    group.layer_names.push_back(layer.name + std::string(pages.suffix));
-  group.spec.kind = pages.kind;
-  group.spec.block_size = layers[0].spec.block_size;
-  group.spec.page_copy_bytes = page_bytes(layers[0].spec);
-  group.spec.blocks_per_request = blocks_per_request;
-  group.spec.dcp_sharded = false;
-  return group;
-}
-
-}  // namespace
 
 Result<std::vector<KVCacheGroupSpec>> host_page_groups(const LayerSpecs& specs, CacheLayout order,
                                                        const PlacementOptions& options) {

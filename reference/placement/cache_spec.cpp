@@ -24,105 +24,88 @@ bool any_says(const LayerSpecs& layers, bool PlanFacts::*fact) {
   return std::ranges::any_of(layers, [&](const NamedSpec& s) { return s.spec.plan.*fact; });
 }
 
+// The fields of AttentionSpec, which two specs must share to be merged.
+constexpr auto row_fields = [](auto& spec) {
+  return std::tie(spec.block_size, spec.block_stride_alignment, spec.plan.stride_kernel_tokens,
+                  spec.num_kv_heads, spec.head_size, spec.head_size_v, spec.dtype,
+                  spec.kv_quant_mode, spec.dcp_sharded, spec.plan.max_tp_shards,
+                  spec.page_size_padded, spec.plan.num_head_slots, spec.plan.state_content_bytes,
+                  spec.tokens_per_state);
+};
+
 // The rows of `spec` and nothing else of its class.
 KVCacheSpec rows_alone(const KVCacheSpec& spec) {
   KVCacheSpec merged;
   merged.kind = spec.kind;
-  merged.block_size = spec.block_size;
-  merged.block_stride_alignment = spec.block_stride_alignment;
-  merged.plan.stride_kernel_tokens = spec.plan.stride_kernel_tokens;
-  merged.num_kv_heads = spec.num_kv_heads;
-  merged.head_size = spec.head_size;
-  merged.head_size_v = spec.head_size_v;
-  merged.dtype = spec.dtype;
-  merged.kv_quant_mode = spec.kv_quant_mode;
-  merged.dcp_sharded = spec.dcp_sharded;
-  merged.plan.max_tp_shards = spec.plan.max_tp_shards;
-  merged.page_size_padded = spec.page_size_padded;
-  merged.plan.num_head_slots = spec.plan.num_head_slots;
-  merged.plan.state_content_bytes = spec.plan.state_content_bytes;
-  merged.tokens_per_state = spec.tokens_per_state;
+  row_fields(merged) = row_fields(spec);
   return merged;
 }
 
-// The fields of AttentionSpec that two specs must share to be merged.
-bool same_rows(const KVCacheSpec& a, const KVCacheSpec& b) {
-  KVCacheSpec rows = rows_alone(b);
-  rows.kind = a.kind;
-  return rows_alone(a) == rows;
-}
+using MergedSpec = Result<std::optional<KVCacheSpec>>;
 
-Merged merge_mla(const LayerSpecs& layers) {
+MergedSpec merge_mla(const LayerSpecs& layers) {
   const KVCacheSpec& first = layers[0].spec;
-  const auto identity = [](const KVCacheSpec& s) {
-    return std::tuple(s.cache_dtype_str, s.plan.topk_buffer_width, s.tokens_per_state,
-                      s.model_version, s.plan.is_indexer, s.plan.is_index_group_leader);
+  const auto identity = [](auto& s) {
+    return std::tie(s.cache_dtype_str, s.plan.topk_buffer_width, s.model_version, s.plan.is_indexer,
+                    s.plan.is_index_group_leader);
   };
-  for (const NamedSpec& layer : layers)
-    if (!is_mla(layer.spec.kind) || !same_rows(layer.spec, first)) return {};
-  if (!all_equal(layers, identity)) return {};
+  const bool are_mla =
+      std::ranges::all_of(layers, [](const NamedSpec& s) { return is_mla(s.spec.kind); });
+  if (!are_mla || !all_equal(layers, row_fields) || !all_equal(layers, identity))
+    return std::nullopt;
   KVCacheSpec merged = rows_alone(first);
-  merged.cache_dtype_str = first.cache_dtype_str;
-  merged.plan.topk_buffer_width = first.plan.topk_buffer_width;
-  merged.model_version = first.model_version;
-  merged.plan.is_indexer = first.plan.is_indexer;
-  merged.plan.is_index_group_leader = first.plan.is_index_group_leader;
+  identity(merged) = identity(first);
   merged.plan.non_causal_multi_token_decode =
       any_says(layers, &PlanFacts::non_causal_multi_token_decode);
   merged.head_size_v = 0;
-  return {merged, {}};
+  return merged;
 }
 
-Merged merge_mla_windows(const LayerSpecs& layers) {
+MergedSpec merge_mla_windows(const LayerSpecs& layers) {
   const KVCacheSpec& first = layers[0].spec;
-  const auto identity = [](const KVCacheSpec& s) {
-    return std::tuple(s.kind, s.cache_dtype_str, s.tokens_per_state, s.model_version,
-                      s.sliding_window, s.extra_retained_tokens, s.bounded_replay,
-                      s.block_stride_alignment, s.plan.stride_kernel_tokens, s.dcp_sharded,
-                      s.plan.max_tp_shards);
+  const auto identity = [](auto& s) {
+    return std::tie(s.kind, s.cache_dtype_str, s.tokens_per_state, s.model_version,
+                    s.sliding_window, s.extra_retained_tokens, s.bounded_replay,
+                    s.block_stride_alignment, s.plan.stride_kernel_tokens, s.dcp_sharded,
+                    s.plan.max_tp_shards);
   };
-  if (!all_equal(layers, identity)) return {};
+  if (!all_equal(layers, identity)) return std::nullopt;
   KVCacheSpec merged = rows_alone(first);
+  identity(merged) = identity(first);
   merged.kv_quant_mode = KVQuantMode::none;
-  merged.sliding_window = first.sliding_window;
-  merged.extra_retained_tokens = first.extra_retained_tokens;
-  merged.cache_dtype_str = first.cache_dtype_str;
-  merged.model_version = first.model_version;
-  merged.bounded_replay = first.bounded_replay;
   merged.head_size_v = 0;
-  return {merged, {}};
+  return merged;
 }
 
-Merged merge_full(const LayerSpecs& layers) {
+MergedSpec merge_full(const LayerSpecs& layers) {
   const KVCacheSpec& first = layers[0].spec;
   const CacheKind kind = first.kind;
   std::set<std::int64_t> windows, chunks;
   for (const NamedSpec& layer : layers) {
     const KVCacheSpec& spec = layer.spec;
-    if (!is_full_attention(spec.kind)) return {};
+    if (!is_full_attention(spec.kind)) return std::nullopt;
     if (kind == CacheKind::rswa && (spec.kind != kind || spec.rswa_window != first.rswa_window))
-      return {};
+      return std::nullopt;
     if (spec.sliding_window != 0) windows.insert(spec.sliding_window);
     if (spec.attention_chunk_size != 0) chunks.insert(spec.attention_chunk_size);
   }
   for (const NamedSpec& layer : layers)
-    if (is_mla(layer.spec.kind)) return {};
+    if (is_mla(layer.spec.kind)) return std::nullopt;
   if (windows.size() > 1 || chunks.size() > 1)
-    return {{},
-            "layers of full attention with different windows: one group must have one window size; "
-            "keep the hybrid manager"};
-  for (const NamedSpec& layer : layers)
-    if (!same_rows(layer.spec, first) ||
-        (kind == CacheKind::sink_full && !is_one_row(layer.spec.tokens_per_state)))
-      return {};
-  if (!windows.empty() && !chunks.empty()) return {};
+    return fail(
+        "layers of full attention with different windows: one group must have one window size; "
+        "keep the hybrid manager");
+  if (!all_equal(layers, row_fields) ||
+      (kind == CacheKind::sink_full && !is_one_row(first.tokens_per_state)))
+    return std::nullopt;
+  if (!windows.empty() && !chunks.empty()) return std::nullopt;
   KVCacheSpec merged = rows_alone(first);
   if (!windows.empty()) merged.sliding_window = *windows.begin();
   if (!chunks.empty()) merged.attention_chunk_size = *chunks.begin();
   merged.rswa_window = first.rswa_window;
   merged.sink_len = first.sink_len;
   merged.plan.non_causal = any_says(layers, &PlanFacts::non_causal);
-  return {merged, {}};
+  return merged;
 }
 
 }  // namespace
@@ -179,13 +162,13 @@ KVCacheSpec with_block_size(KVCacheSpec spec, std::int64_t block_size) {
   return spec;
 }
 
-Merged merge_specs(const LayerSpecs& layers) {
+Result<std::optional<KVCacheSpec>> merge_specs(const LayerSpecs& layers) {
   const KVCacheSpec& first = layers[0].spec;
   if (is_mla(first.kind)) return merge_mla(layers);
   if (is_full_attention(first.kind)) return merge_full(layers);
   if (is_mla_window(first.kind)) return merge_mla_windows(layers);
-  if (by_equal_spec(layers).size() > 1) return {};
-  return {first, {}};
+  if (by_equal_spec(layers).size() > 1) return std::nullopt;
+  return first;
 }
 
 namespace {
@@ -204,14 +187,15 @@ std::string list_of(const std::vector<CacheLayout>& orders) {
   return fmt::format("{}", fmt::join(names, ", "));
 }
 
-}  // namespace
-
+// Of one of the six; NHD and HND name LBNHC and LBHNC.
 std::optional<CacheLayout> overlaid_layout_from_name(std::string_view name) {
   const auto layout = from_name<CacheLayout>(name);
   if (layout == CacheLayout::NHD) return CacheLayout::LBNHC;
   if (layout == CacheLayout::HND) return CacheLayout::LBHNC;
   return layout;
 }
+
+}  // namespace
 
 Result<OrderStrides> order_strides(const KVCacheSpec& spec, std::int64_t num_blocks,
                                    std::int64_t num_layers, CacheLayout order,

@@ -37,22 +37,16 @@ KVCacheSpec with_block_size(KVCacheSpec spec, std::int64_t block_size);
 // Pads the page to `alignment`, as the constructor of an MLA spec does.
 void apply_alignment(KVCacheSpec& spec);
 
-// One spec for all layers, by the rules of the first one's class. Merging drops fields that
-// vLLM's merge drops (`alignment`; of MLA windows also the quantization).
-struct Merged {
-  std::optional<KVCacheSpec> spec;  // absent: they cannot share one
-  std::string refused;              // a mix that stops the engine instead of making more groups
-};
-Merged merge_specs(const LayerSpecs& layers);
+// One spec for all layers, by the rules of the first one's class; absent: they cannot share one.
+// Merging drops fields that vLLM's merge drops (`alignment`; of MLA windows also the quantization).
+// An Error: a mix that stops the engine instead of making more groups.
+Result<std::optional<KVCacheSpec>> merge_specs(const LayerSpecs& layers);
 
 // The six layouts of [L, B, H, N, C] in memory, outermost first, and the one stride function for
 // all of them (vllm/v1/kv_cache_layout.py, compute_layout_strides).
 //
 // LBNHC (old name NHD) and LBHNC (HND) keep a layer together, BLNHC and BLHNC a block; LHBNC and
 // BHLNC separate the heads of one page.
-
-// Of one of the six; NHD and HND name LBNHC and LBHNC.
-std::optional<CacheLayout> overlaid_layout_from_name(std::string_view name);
 
 constexpr bool is_block_outermost(CacheLayout order) { return order >= CacheLayout::BLNHC; }
 // The bytes of a page are one run.

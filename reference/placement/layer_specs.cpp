@@ -44,6 +44,25 @@ std::int64_t packed_bits(std::int64_t elements, std::int64_t bits) {
   return cdiv(elements * bits, 8);
 }
 
+// What a cache of this name holds.
+struct CacheFormat {
+  DType dtype = DType::bf16;
+  KVQuantMode mode = KVQuantMode::none;
+};
+CacheFormat cache_format(std::string_view kv_dtype, DType model_dtype) {
+  if (kv_dtype == "auto") return {model_dtype, KVQuantMode::none};
+  if (kv_dtype == "bfloat16") return {DType::bf16, KVQuantMode::none};
+  if (kv_dtype == "float16") return {DType::fp16, KVQuantMode::none};
+  if (kv_dtype == "int8_per_token_head") return {DType::int8, KVQuantMode::int8_per_token_head};
+  if (kv_dtype == "fp8_per_token_head") return {DType::uint8, KVQuantMode::fp8_per_token_head};
+  if (kv_dtype == "int4_per_token_head") return {DType::uint8, KVQuantMode::int4_per_token_head};
+  if (kv_dtype == "nvfp4_ds_mla") return {DType::uint8, KVQuantMode::nvfp4_ds_mla};
+  if (kv_dtype.starts_with("nvfp4")) return {DType::uint8, KVQuantMode::nvfp4};
+  if (kv_dtype.starts_with("turboquant_"))
+    return {DType::uint8, from_name<KVQuantMode>(kv_dtype).value_or(KVQuantMode::none)};
+  return {DType::uint8, KVQuantMode::fp8_per_tensor};
+}
+
 // TurboQuant: keys of 8 bits, or fewer and a norm; values with scale and zero point.
 std::int64_t turboquant_bytes(KVQuantMode mode, std::int64_t head_size) {
   const bool is_k8 = mode == KVQuantMode::turboquant_k8v4;
@@ -243,18 +262,14 @@ struct SpecMaker {
     return has_packed_rows() && !has_short_records() ? 576 : 512;
   }
 
-  void latent(KVCacheSpec& spec, const CacheFormat& format) const {
-    spec.dtype = format.dtype;
-    spec.kv_quant_mode = format.mode;
+  void latent(KVCacheSpec& spec) const {
     spec.cache_dtype_str = options.format;
     spec.plan.max_tp_shards = 1;
     if (options.format == "fp8_ds_mla") spec.plan.state_content_bytes = 656;
     if (options.format == "nvfp4_ds_mla") spec.plan.state_content_bytes = 352;
   }
 
-  void v4_rows(KVCacheSpec& spec, const CacheFormat& format, bool is_window) const {
-    spec.dtype = format.dtype;
-    spec.kv_quant_mode = format.mode;
+  void v4_rows(KVCacheSpec& spec, bool is_window) const {
     spec.cache_dtype_str = options.format;
     spec.model_version = "deepseek_v4";
     spec.alignment = page_alignment();
@@ -308,20 +323,23 @@ struct SpecMaker {
     spec.block_size = alignment.block_size;
     if (spec.plan.is_draft.value && options.dcp > 1 && options.draft_dcp == 1)
       spec.dcp_sharded = false;
-    switch (kind_of(layer.backend)) {
+    const LayerKind kind = kind_of(layer.backend);
+    if (kind <= LayerKind::v4_window) {  // rows in the format of the cache
+      spec.dtype = format.dtype;
+      spec.kv_quant_mode = format.mode;
+    }
+    switch (kind) {
       case LayerKind::plain:
-        spec.dtype = format.dtype;
-        spec.kv_quant_mode = format.mode;
         if (spec.kind != CacheKind::sliding_window) break;
         spec.block_size = window_block(backend, options.device, spec, alignment);
         spec.page_size_padded = alignment.skip_page_size_padded;
         break;
       case LayerKind::latent:
-        latent(spec, format);
+        latent(spec);
         break;
       case LayerKind::v4_latent:
       case LayerKind::v4_window:
-        v4_rows(spec, format, spec.kind == CacheKind::sliding_window_mla);
+        v4_rows(spec, spec.kind == CacheKind::sliding_window_mla);
         break;
       case LayerKind::v4_state:
         v4_state(spec);
@@ -378,20 +396,6 @@ Result<void> check_format(const PlacementLayer& layer, const BlockAlignment& ali
 }
 
 }  // namespace
-
-CacheFormat cache_format(std::string_view kv_dtype, DType model_dtype) {
-  if (kv_dtype == "auto") return {model_dtype, KVQuantMode::none};
-  if (kv_dtype == "bfloat16") return {DType::bf16, KVQuantMode::none};
-  if (kv_dtype == "float16") return {DType::fp16, KVQuantMode::none};
-  if (kv_dtype == "int8_per_token_head") return {DType::int8, KVQuantMode::int8_per_token_head};
-  if (kv_dtype == "fp8_per_token_head") return {DType::uint8, KVQuantMode::fp8_per_token_head};
-  if (kv_dtype == "int4_per_token_head") return {DType::uint8, KVQuantMode::int4_per_token_head};
-  if (kv_dtype == "nvfp4_ds_mla") return {DType::uint8, KVQuantMode::nvfp4_ds_mla};
-  if (kv_dtype.starts_with("nvfp4")) return {DType::uint8, KVQuantMode::nvfp4};
-  if (kv_dtype.starts_with("turboquant_"))
-    return {DType::uint8, from_name<KVQuantMode>(kv_dtype).value_or(KVQuantMode::none)};
-  return {DType::uint8, KVQuantMode::fp8_per_tensor};
-}
 
 KVCacheSpec customized(const CacheBackend& backend, DeviceFamily device, KVCacheSpec spec) {
   const KVQuantMode mode = spec.kv_quant_mode;

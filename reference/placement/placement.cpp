@@ -21,9 +21,7 @@ std::int64_t layer_block_stride(const KVCacheSpec& spec) {
 
 Result<void> check_order(const std::vector<KVCacheGroupSpec>& groups, CacheLayout order) {
   std::set<std::int64_t> pages;
-  for (const KVCacheGroupSpec& group : groups)
-    for (std::size_t i = 0; i < group.layer_names.size(); ++i)
-      pages.insert(page_bytes(group.layer_spec(i)));
+  for (const NamedSpec& layer : layers_of(groups)) pages.insert(page_bytes(layer.spec));
   if (pages.size() <= 1) return {};
   if (is_block_compact(order) && (groups.size() == 1 || is_block_outermost(order))) return {};
   return fail(
@@ -32,18 +30,13 @@ Result<void> check_order(const std::vector<KVCacheGroupSpec>& groups, CacheLayou
       name_of(order), *pages.begin(), *pages.rbegin());
 }
 
-// The layers of a group by spec, in order of appearance. Layers that the group keeps a spec for are
-// taken even where the worker has none of the group's layers: the engine plans them too.
-std::vector<std::pair<KVCacheSpec, std::vector<std::string>>> layers_by_spec(
-    const KVCacheGroupSpec& group) {
-  std::vector<std::pair<KVCacheSpec, std::vector<std::string>>> parts;
-  for (std::size_t i = 0; i < group.planned_layers().size(); ++i) {
-    const KVCacheSpec& spec = group.layer_spec(i);
-    auto at = std::ranges::find_if(parts, [&](const auto& part) { return part.first == spec; });
-    if (at == parts.end()) at = parts.insert(parts.end(), {spec, {}});
-    at->second.push_back(group.planned_layers()[i]);
-  }
-  return parts;
+// Layers that the group keeps a spec for are planned even where the worker has none of the group's
+// layers: the engine plans them too.
+LayerSpecs planned_layers(const KVCacheGroupSpec& group) {
+  LayerSpecs layers;
+  for (const std::string& name : group.planned_layers())
+    layers.push_back({name, group.layer_spec(layers.size())});
+  return layers;
 }
 
 // Tensors of groups that share one allocation.
@@ -52,12 +45,14 @@ Result<void> place_tensors(const std::vector<KVCacheGroupSpec>& groups, CacheLay
   const std::int64_t block_bytes = bytes_per_block(groups, order);
   for (const KVCacheGroupSpec& group : groups) {
     std::int64_t offset = 0;
-    for (auto& [spec, layers] : layers_by_spec(group)) {
-      const auto count = static_cast<std::int64_t>(layers.size());
+    for (const LayerSpecs& alike : by_equal_spec(planned_layers(group))) {
+      const KVCacheSpec& spec = alike.front().spec;
+      const std::int64_t count = std::ssize(alike);
       const std::int64_t page = page_bytes(spec);
       std::int64_t block_stride = is_block_outermost(order) ? block_bytes : 0;
+      const std::vector<std::string> names = one_spec_group(alike, spec).layer_names;
       PlacedTensor tensor{
-          block_bytes * num_blocks, layers, spec, page, block_stride, offset, on_host};
+          block_bytes * num_blocks, names, spec, page, block_stride, offset, on_host};
       if (has_layer_views(spec.kind)) {
         if (block_stride == 0 && layer_block_stride(spec) != page) {
           if (!is_block_compact(order))
@@ -91,6 +86,15 @@ Result<HostPool> host_pool_of(const KVCacheGroupSpec& group, const PlacementOpti
   return pool;
 }
 
+// What a request of the longest length is bounded by: the tokens in flight of all stages.
+PlanOptions request_options(const PlacementOptions& options) {
+  PlanOptions request = options;
+  request.max_num_batched_tokens *= options.pp;
+  request.max_num_encoder_input_tokens = options.max_num_batched_tokens;
+  request.pcp = 1;
+  return request;
+}
+
 // Blocks that a request takes of a cache. An Error: windows whose positions DCP shards.
 Result<std::int64_t> blocks_of(const KVCacheSpec& spec, const PlanOptions& request) {
   if (is_sliding_window(spec.kind) && spec.dcp_sharded && request.dcp > 1)
@@ -107,8 +111,8 @@ Result<std::int64_t> device_blocks(const std::vector<KVCacheGroupSpec>& groups,
   for (const KVCacheGroupSpec& group : groups) {
     if (is_on_host(group)) continue;
     std::int64_t most = 0;
-    for (std::size_t i = 0; i < std::max<std::size_t>(group.layer_specs.size(), 1); ++i) {
-      LS_ASSIGN_OR_RETURN(const std::int64_t own, blocks_of(group.layer_spec(i), request));
+    for (const KVCacheSpec& spec : specs_of(group)) {
+      LS_ASSIGN_OR_RETURN(const std::int64_t own, blocks_of(spec, request));
       most = std::max(most, own);
     }
     blocks += most;
@@ -161,30 +165,17 @@ std::vector<KVCacheGroupSpec> projected(const std::vector<KVCacheGroupSpec>& gro
 std::int64_t tp_replicas(const std::vector<KVCacheGroupSpec>& groups,
                          const PlacementOptions& options) {
   std::int64_t replicas = options.tp;
-  bool has_specs = false;
-  for (const KVCacheGroupSpec& group : groups) {
-    const auto add = [&](const KVCacheSpec& spec) {
-      has_specs = true;
+  for (const KVCacheGroupSpec& group : groups)
+    for (const KVCacheSpec& spec : specs_of(group)) {
       const bool is_split = !is_attention(spec.kind) || spec.plan.max_tp_shards == 0 ||
                             (spec.dcp_sharded && options.dcp > 1);
       replicas = std::gcd(
           replicas, is_split ? 1 : std::max<std::int64_t>(1, options.tp / spec.plan.max_tp_shards));
-    };
-    for (const KVCacheSpec& spec : group.layer_specs) add(spec);
-    if (!group.is_uniform_type()) add(group.spec);
-  }
-  return has_specs ? replicas : 1;
+    }
+  return groups.empty() ? 1 : replicas;
 }
 
 }  // namespace
-
-PlanOptions request_options(const PlacementOptions& options) {
-  PlanOptions request = options;
-  request.max_num_batched_tokens *= options.pp;
-  request.max_num_encoder_input_tokens = options.max_num_batched_tokens;
-  request.pcp = 1;
-  return request;
-}
 
 std::int64_t bytes_per_block(const std::vector<KVCacheGroupSpec>& groups, CacheLayout order) {
   std::int64_t widest = 0, alignment = 1;
@@ -364,17 +355,14 @@ Result<void> run_stages(const std::vector<PlacementLayer>& layers, bool is_bare,
   plan.refused_stage = "groups";
   LS_ASSIGN_OR_RETURN(plan.groups, cache_groups(specs, plan.order->order, options));
   plan.refused_stage = "plan";
-  for (const KVCacheGroupSpec& group : plan.groups)
-    for (std::size_t i = 0; i < group.layer_names.size(); ++i) {
-      const std::string& name = group.layer_names[i];
-      const KVCacheSpec& spec = group.layer_spec(i);
-      LS_RETURN_IF_ERROR(check_page(name, spec));
-      if (stride_alignment_bytes(spec) == 0)
-        return fail(
-            "layer {}: kernel blocks of up to {} tokens do not hold one KV entry of {} tokens; "
-            "choose another --block-size",
-            name, spec.plan.stride_kernel_tokens, text_of(spec.tokens_per_state));
-    }
+  for (const NamedSpec& layer : layers_of(plan.groups)) {
+    LS_RETURN_IF_ERROR(check_page(layer.name, layer.spec));
+    if (stride_alignment_bytes(layer.spec) == 0)
+      return fail(
+          "layer {}: kernel blocks of up to {} tokens do not hold one KV entry of {} tokens; "
+          "choose another --block-size",
+          layer.name, layer.spec.plan.stride_kernel_tokens, text_of(layer.spec.tokens_per_state));
+  }
   LS_ASSIGN_OR_RETURN(plan.workers,
                       place_workers(plan.groups, plan.order->order, workers, options));
   plan.refused_stage = {};

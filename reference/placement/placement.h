@@ -71,9 +71,6 @@ struct Placement {
   std::int64_t kv_tp_replicas = 1;
 };
 
-// What a request of the longest length is bounded by: the tokens in flight of all stages.
-PlanOptions request_options(const PlacementOptions& options);
-
 // Bytes that one block of the pool takes.
 std::int64_t bytes_per_block(const std::vector<KVCacheGroupSpec>& groups, CacheLayout order);
 
@@ -144,13 +141,6 @@ Result<std::vector<PlacementLayer>> layers_with_specs(const std::vector<Placemen
 // The backend's packing: bytes of a row, head slots, strides between blocks.
 KVCacheSpec customized(const CacheBackend& backend, DeviceFamily device, KVCacheSpec spec);
 
-// What a cache of this name holds.
-struct CacheFormat {
-  DType dtype = DType::bf16;
-  KVQuantMode mode = KVQuantMode::none;
-};
-CacheFormat cache_format(std::string_view kv_dtype, DType model_dtype);
-
 // All stages of a plan in the engine's order, each kept; a refusal names its stage and leaves the
 // later ones empty.
 
@@ -186,11 +176,6 @@ Result<std::vector<KVCacheGroupSpec>> cache_groups(LayerSpecs specs, CacheLayout
 // An Error: the layer's block holds no KV entry. The engine divides by the page where it compares
 // pages, so it refuses such a layer while grouping, or while planning at the latest.
 Result<void> check_page(const std::string& name, const KVCacheSpec& spec);
-
-// Packing (_get_packed_kv_cache_groups): different pages next to each other in one block. Requires
-// a block-outer layout and more than one page size.
-// An Error: windows or states of different pages that must be split and have different counts.
-Result<std::vector<KVCacheGroupSpec>> packed_groups(const LayerSpecs& specs);
 
 // The host group of sparse MLA pages, the indexers, and the resident and hot groups of the device
 // (reference/types/host_pages.h). Requires MLA layers.

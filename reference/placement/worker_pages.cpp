@@ -1,6 +1,7 @@
 #include "reference/placement/worker_pages.h"
 
 #include <algorithm>
+#include <boost/icl/interval_set.hpp>
 #include <map>
 #include <numeric>
 #include <set>
@@ -11,6 +12,9 @@
 
 namespace lockstep {
 namespace {
+
+using ByteSet = boost::icl::interval_set<std::int64_t>;
+using ByteRange = boost::icl::interval<std::int64_t>;
 
 const CacheBackend& backend_of(const std::vector<PlacementLayer>& layers, const std::string& name) {
   const auto at = std::ranges::find(layers, name, &PlacementLayer::name);
@@ -104,12 +108,6 @@ std::vector<Run> runs_of_block(const CachePage& page, std::int64_t num_blocks) {
 
 }  // namespace
 
-std::pair<std::int64_t, std::int64_t> span_of(const CachePage& page) {
-  return {page.offset, page.offset + (page.blocks - 1) * page.block_stride +
-                           (page.heads - 1) * page.head_stride + (page.rows - 1) * page.row_stride +
-                           page.content_bytes};
-}
-
 Result<CachePage> first_page(const PlacedTensor& tensor, CacheLayout order, std::int64_t num_blocks,
                              std::int64_t kernel_block_size) {
   const KVCacheSpec& spec = tensor.spec;
@@ -137,8 +135,10 @@ Result<CachePage> first_page(const PlacedTensor& tensor, CacheLayout order, std:
   const CachePage page{num_blocks * ratio,  num_heads(spec), rows_of(spec, kernel_block_size),
                        content_bytes(spec), tensor.offset,   strides.block,
                        strides.head,        strides.row};
-  const std::int64_t end =
-      span_of(page).second + (std::ssize(tensor.layers) - 1) * tensor.layer_stride;
+  const std::int64_t end = page.offset + (page.blocks - 1) * page.block_stride +
+                           (page.heads - 1) * page.head_stride + (page.rows - 1) * page.row_stride +
+                           page.content_bytes +
+                           (std::ssize(tensor.layers) - 1) * tensor.layer_stride;
   if (ratio > 1 && end > tensor.size_bytes)
     return fail(
         "heads of kernel blocks of {} tokens keep the stride of whole blocks: byte {} of an "
@@ -166,15 +166,8 @@ std::vector<TensorView> bound_views(const LayerPage& layer) {
   if (layer.binding == PageBinding::states) {
     std::int64_t offset = layer.page.offset;
     for (const StateTensorSpec& state : layer.spec.states) {
-      const std::int64_t item = itemsize_bytes(state.dtype);
-      TensorView view{state.dtype, {layer.page.blocks}, {}, offset / item};
-      std::int64_t elements = 1;
-      for (std::size_t d = state.dims.size(); d-- > 0; elements *= state.dims[d])
-        view.stride.insert(view.stride.begin(), elements);
-      view.stride.insert(view.stride.begin(), layer.page.block_stride / item);
-      view.shape.insert(view.shape.end(), state.dims.begin(), state.dims.end());
-      offset += elements * item;
-      views.push_back(std::move(view));
+      views.push_back(state_view(state, layer.page.blocks, offset, layer.page.block_stride));
+      offset += size_bytes(state);
     }
     return views;
   }
@@ -260,8 +253,8 @@ Result<WorkerPages> worker_pages(const Placement& plan, const std::vector<Placem
   return pages;
 }
 
-Result<std::vector<ZeroSegment>> zero_segments(const WorkerPages& pages) {
-  std::vector<ZeroSegment> segments;
+Result<std::vector<BlockRegion>> zero_segments(const WorkerPages& pages) {
+  std::vector<BlockRegion> segments;
   std::map<std::int64_t, std::size_t> seen;
   const auto words = [](std::int64_t bytes) { return bytes % 4 == 0; };
   for (const std::size_t at : pages.in_backend_order) {
@@ -282,14 +275,14 @@ Result<std::vector<ZeroSegment>> zero_segments(const WorkerPages& pages) {
         for (std::int64_t k = 0; k < ratio; ++k) {
           const std::int64_t address =
               page.offset + h * page.head_stride + n * page.row_stride + k * page.block_stride;
-          const ZeroSegment segment{address, page.block_stride * ratio, bytes};
+          const BlockRegion segment{address, bytes, page.block_stride * ratio};
           if (!words(address)) return fail("layer {}: byte {} ", layer.name, address);
           const auto [known, is_new] = seen.insert({address, segments.size()});
           if (is_new) {
             segments.push_back(segment);
             continue;
           }
-          ZeroSegment& widest = segments[known->second];
+          BlockRegion& widest = segments[known->second];
           if (widest.block_stride != segment.block_stride)
             return fail("layer {}: two strides between blocks at byte {}", layer.name, address);
           widest.bytes = std::max(widest.bytes, bytes);
@@ -304,54 +297,36 @@ std::vector<LostBytes> lost_in_copies(const WorkerPages& pages, bool by_layer_in
   if (by_layer_index)
     std::ranges::stable_sort(
         order, {}, [&](std::size_t i) { return layer_number(pages.layers[i].name).value_or(0); });
-  // A copy into block 2.
-  const auto copied_to = [&](const CachePage& page) {
-    return page.offset + 2 * page.block_stride * (page.blocks / pages.num_blocks);
+  // The bytes that a copy into block 2 has to write.
+  const auto bytes_of = [&](const CachePage& page) {
+    const std::int64_t block =
+        page.offset + 2 * page.block_stride * (page.blocks / pages.num_blocks);
+    ByteSet bytes;
+    for (const Run& run : runs_of_block(page, pages.num_blocks))
+      bytes += ByteRange::right_open(block + run.begin, block + run.begin + run.bytes);
+    return bytes;
   };
   std::set<std::int64_t> seen;
-  std::map<std::int64_t, std::int64_t> copied;  // begin to end, merged below
+  ByteSet copied;
   for (const std::size_t i : order) {
     const CachePage& page = pages.layers[i].page;
     if (pages.layers[i].host_resident || !seen.insert(page.offset).second) continue;
     // A block that spans the allocation is copied whole.
     if (page.block_stride * page.blocks == pages.device_bytes) return {};
-    for (const Run& run : runs_of_block(page, pages.num_blocks)) {
-      const std::int64_t block = copied_to(page);
-      std::int64_t& end = copied[block + run.begin];
-      end = std::max(end, block + run.begin + run.bytes);
-    }
-  }
-  std::vector<Run> covered;
-  for (const auto& [begin, end] : copied) {
-    if (!covered.empty() && begin <= covered.back().begin + covered.back().bytes)
-      covered.back().bytes = std::max(covered.back().bytes, end - covered.back().begin);
-    else
-      covered.push_back({begin, end - begin});
+    copied += bytes_of(page);
   }
   std::vector<LostBytes> lost;
   for (const LayerPage& layer : pages.layers) {
-    const CachePage& page = layer.page;
     if (layer.host_resident) continue;
-    const std::int64_t block = copied_to(page);
-    LostBytes own;
-    for (const Run& run : runs_of_block(page, pages.num_blocks)) {
-      own.of += run.bytes;
-      own.bytes += run.bytes;
-      const std::int64_t begin = block + run.begin, end = begin + run.bytes;
-      auto at = std::ranges::upper_bound(covered, begin, {}, &Run::begin);
-      if (at != covered.begin()) --at;
-      for (; at != covered.end() && at->begin < end; ++at)
-        own.bytes -= std::max<std::int64_t>(
-            0, std::min(end, at->begin + at->bytes) - std::max(begin, at->begin));
-    }
-    if (own.bytes == 0) continue;
-    const auto known = std::ranges::find_if(lost, [&](const LostBytes& other) {
-      return other.bytes == own.bytes && other.of == own.of;
-    });
+    const ByteSet all = bytes_of(layer.page);
+    const std::int64_t of = length(all), bytes = length(all - copied);
+    if (bytes == 0) continue;
+    const auto known = std::ranges::find_if(
+        lost, [&](const LostBytes& other) { return other.bytes == bytes && other.of == of; });
     if (known != lost.end())
       ++known->layers;
     else
-      lost.push_back({own.bytes, own.of, 1, layer.name});
+      lost.push_back({bytes, of, 1, layer.name});
   }
   return lost;
 }
@@ -371,8 +346,8 @@ std::vector<OffloadRegion> simple_offload_regions(const Placement& plan) {
       const std::int64_t address = begin + i * blocks_bytes;
       if (!seen.insert(address).second) continue;
       const std::int64_t layer = by_layer ? i * blocks_bytes / tensor.layer_stride : 0;
-      regions.push_back({tensor.layers[static_cast<std::size_t>(layer)], address,
-                         tensor.block_stride, tensor.block_stride});
+      regions.push_back({{address, tensor.block_stride, tensor.block_stride},
+                         tensor.layers[static_cast<std::size_t>(layer)]});
     }
   }
   return regions;
@@ -380,8 +355,7 @@ std::vector<OffloadRegion> simple_offload_regions(const Placement& plan) {
 
 bool is_offloaded(const KVCacheGroupSpec& group) {
   if (is_on_host(group) || !has_layer_views(group.spec.kind)) return false;
-  return group.is_uniform_type() ? std::ranges::all_of(group.layer_specs, is_cacheable_by_class)
-                                 : is_cacheable_by_class(group.spec);
+  return std::ranges::all_of(specs_of(group), is_cacheable_by_class);
 }
 
 std::vector<OffloadRegion> offloading_regions(const Placement& plan, const WorkerPages& pages) {
@@ -395,9 +369,9 @@ std::vector<OffloadRegion> offloading_regions(const Placement& plan, const Worke
       const std::int64_t bytes = page_bytes(layer->spec);
       const std::int64_t apart = layer->page.block_stride * (layer->page.blocks / pages.num_blocks);
       const std::int64_t stride = is_attention(layer->spec.kind) ? apart : bytes;
-      if (stride != bytes) return {{name, 0, stride, stride}};
+      if (stride != bytes) return {{{0, stride, stride}, name}};
       if (seen.insert({layer->page.offset, stride}).second)
-        regions.push_back({name, layer->page.offset, stride, bytes});
+        regions.push_back({{layer->page.offset, bytes, stride}, name});
     }
   }
   return regions;

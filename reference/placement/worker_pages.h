@@ -14,6 +14,7 @@
 
 #include "base/result.h"
 #include "reference/placement/placement.h"
+#include "reference/plan/memory_plan.h"
 #include "reference/types/view_types.h"
 
 namespace lockstep {
@@ -23,8 +24,6 @@ struct CachePage {
   std::int64_t offset = 0, block_stride = 0, head_stride = 0, row_stride = 0;  // bytes
   bool operator==(const CachePage&) const = default;
 };
-// First byte and past the last one.
-std::pair<std::int64_t, std::int64_t> span_of(const CachePage& page);
 
 struct LayerPage {
   std::string name;
@@ -45,11 +44,6 @@ struct KernelBlockGroup {
   std::size_t group = 0;
   std::string first;
   std::int64_t kernel_block_size = 0, kernel_block_stride = 0;
-};
-
-struct ZeroSegment {
-  std::int64_t address = 0, block_stride = 0, bytes = 0;  // of block 0
-  bool operator==(const ZeroSegment&) const = default;
 };
 
 struct WorkerPages {
@@ -73,7 +67,7 @@ Result<WorkerPages> worker_pages(const Placement& plan, const std::vector<Placem
 
 // The segments that zeroing clears in every new block: rows of tokens only, one a kernel block and
 // head group outside it; of several at an address the widest. An Error: they are not whole words.
-Result<std::vector<ZeroSegment>> zero_segments(const WorkerPages& pages);
+Result<std::vector<BlockRegion>> zero_segments(const WorkerPages& pages);
 
 // Layers that lose bytes when a block is copied, by how many of how many bytes.
 struct LostBytes {
@@ -89,13 +83,11 @@ std::vector<LostBytes> lost_in_copies(const WorkerPages& pages, bool by_layer_in
 // views at each address. Sources: vllm/v1/simple_kv_offload/worker.py (register_kv_caches),
 // vllm/distributed/kv_transfer/kv_connector/v1/offloading/worker.py (the same).
 //
-// 1. Byte c of block b lies at address + b * block_stride + c.
+// 1. Byte c of block b lies at begin + b * block_stride + c.
 // Not here: transfers by canonical pages, which translate rows of one rank for another.
 
-struct OffloadRegion {
+struct OffloadRegion : BlockRegion {
   std::string first;  // layer that it is registered for
-  std::int64_t address = 0, block_stride = 0, bytes = 0;
-  bool operator==(const OffloadRegion&) const = default;
 };
 
 // SimpleCPUOffloadConnector: by the geometry of tensors. With layers outermost a region for every

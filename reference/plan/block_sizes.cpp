@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "reference/plan/page_size.h"
 #include "reference/plan/rank_plan.h"
 #include "reference/profiles/engine_profile.h"
 #include "reference/types/token_rows.h"
@@ -15,14 +16,12 @@ namespace {
 Result<BlockSizes> single_group_sizes(const EngineConfig& config, const EngineProfile& profile,
                                       const KVCacheSpec& spec) {
   const std::int32_t num_ranks = num_context_ranks(config, spec);
+  const auto own = static_cast<std::int32_t>(spec.block_size) * num_ranks;
   // An engine core takes the group's block size before it makes a scheduler; with prefix caching
   // the configuration must say it.
-  if (!config.enable_prefix_caching && profile.group_blocks_divide_scheduler_block) {
-    const auto group = static_cast<std::int32_t>(spec.block_size) * num_ranks;
-    return BlockSizes{group, group};
-  }
+  if (!config.enable_prefix_caching && profile.group_blocks_divide_scheduler_block)
+    return BlockSizes{own, own};
   const std::int32_t size = config.block_size * num_ranks;
-  const auto own = static_cast<std::int32_t>(spec.block_size) * num_ranks;
   if (config.enable_prefix_caching && own != size)
     return fail(
         "block_size: the group has blocks of {} tokens and the configuration of {}; with prefix "
@@ -77,13 +76,11 @@ Result<void> check_windows(const EngineConfig& config, const EngineProfile& prof
 // A hit must not end inside a stored row.
 Result<void> check_compressed_rows(std::span<const KVCacheGroupSpec> groups, BlockSizes sizes) {
   for (const KVCacheGroupSpec& group : groups)
-    for (std::size_t i = 0; i < std::max<std::size_t>(group.layer_specs.size(), 1); ++i) {
-      const KVCacheSpec& spec = group.layer_spec(i);
+    for (const KVCacheSpec& spec : specs_of(group))
       if (is_prefix_cacheable(spec) &&
           !fills_rows(spec.tokens_per_state, sizes.cache_hit_alignment_tokens()))
         return fail("tokens_per_state: {}; hits end at multiples of {} tokens",
                     text_of(spec.tokens_per_state), sizes.cache_hit_alignment_tokens());
-    }
   return {};
 }
 

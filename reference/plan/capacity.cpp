@@ -64,8 +64,8 @@ std::int64_t max_blocks_per_request(const KVCacheSpec& spec, const PlanOptions& 
 
 std::int64_t max_blocks_per_request(const KVCacheGroupSpec& group, const PlanOptions& options) {
   std::int64_t blocks = 0;
-  for (std::size_t i = 0; i < std::max<std::size_t>(group.layer_specs.size(), 1); ++i)
-    blocks = std::max(blocks, max_blocks_per_request(group.layer_spec(i), options));
+  for (const KVCacheSpec& spec : specs_of(group))
+    blocks = std::max(blocks, max_blocks_per_request(spec, options));
   return blocks;
 }
 
@@ -229,19 +229,6 @@ void add_formulas(const PlanOptions& options, Capacity& c) {
              c.max_concurrency)});
 }
 
-std::int64_t tokens_of_groups(const KVCacheConfig& config, const PlanOptions& options,
-                              bool growing_only) {
-  std::int64_t groups = 0;
-  std::int64_t smallest = 0;
-  for (const KVCacheGroupSpec& group : config.groups) {
-    if (growing_only && !grows_with_length(group.spec)) continue;
-    ++groups;
-    smallest = smallest == 0 ? group.spec.block_size : std::min(smallest, group.spec.block_size);
-  }
-  if (groups == 0) return tokens_of_groups(config, options, false);
-  return config.num_blocks / groups * smallest * options.dcp * options.pcp;
-}
-
 // All groups must have the hit: it ends where a block of each of them ends. States in mode `none`
 // are not kept for hits.
 std::int64_t hit_step(const KVCacheConfig& config, const PlanOptions& options) {
@@ -269,12 +256,17 @@ std::string unfilled_block_text(std::int64_t hit_step_tokens, std::int64_t promp
       hit_step_tokens, limit, prompt_tokens_max);
 }
 
-std::int64_t growing_groups_tokens(const KVCacheConfig& config, const PlanOptions& options) {
-  return tokens_of_groups(config, options, true);
-}
-
-std::int64_t all_groups_tokens(const KVCacheConfig& config, const PlanOptions& options) {
-  return tokens_of_groups(config, options, false);
+std::int64_t tokens_of_groups(const KVCacheConfig& config, const PlanOptions& options,
+                              bool growing_only) {
+  std::int64_t groups = 0;
+  std::int64_t smallest = 0;
+  for (const KVCacheGroupSpec& group : config.groups) {
+    if (growing_only && !grows_with_length(group.spec)) continue;
+    ++groups;
+    smallest = smallest == 0 ? group.spec.block_size : std::min(smallest, group.spec.block_size);
+  }
+  if (groups == 0) return tokens_of_groups(config, options, false);
+  return config.num_blocks / groups * smallest * options.dcp * options.pcp;
 }
 
 Capacity capacity_of(const KVCacheConfig& config, const PlanOptions& options) {
@@ -289,8 +281,8 @@ Capacity capacity_of(const KVCacheConfig& config, const PlanOptions& options) {
       static_cast<double>(config.num_blocks) / static_cast<double>(c.blocks_per_request);
   c.capacity_tokens =
       static_cast<std::int64_t>(c.max_concurrency * static_cast<double>(options.max_model_len));
-  c.growing_groups_tokens = growing_groups_tokens(config, options);
-  c.all_groups_tokens = all_groups_tokens(config, options);
+  c.growing_groups_tokens = tokens_of_groups(config, options, true);
+  c.all_groups_tokens = tokens_of_groups(config, options, false);
   c.hit_step_tokens = hit_step(config, options);
   const std::int64_t block_bytes = pool_bytes_per_block(config.groups);
   c.pool_bytes = block_bytes * config.num_blocks;

@@ -123,9 +123,9 @@ std::int64_t resend_hit_tokens(std::int64_t hit_step_tokens, std::int64_t prompt
 std::string unfilled_block_text(std::int64_t hit_step_tokens, std::int64_t prompt_tokens_max,
                                 std::string_view limit);
 
-// num_blocks // growing groups * smallest growing block size; every group counts where none grows.
-std::int64_t growing_groups_tokens(const KVCacheConfig& config, const PlanOptions& options);
-// num_blocks // groups * smallest block size: the formula until 40384.
-std::int64_t all_groups_tokens(const KVCacheConfig& config, const PlanOptions& options);
+// num_blocks // groups * smallest block size: of the groups that grow, where one does, or of every
+// group, the formula until 40384.
+std::int64_t tokens_of_groups(const KVCacheConfig& config, const PlanOptions& options,
+                              bool growing_only);
 
 }  // namespace lockstep

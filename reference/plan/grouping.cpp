@@ -36,9 +36,13 @@ Result<std::optional<KVCacheSpec>> merged_spec(const LayerSpecs& layers) {
   const auto all = [&](auto&& matches) {
     return std::ranges::all_of(layers, [&](const NamedSpec& l) { return matches(l.spec); });
   };
-  if (is_mla(first.kind)) {
-    if (!all([&](const KVCacheSpec& s) { return is_mla(s.kind) && same_row_format(s, first); }))
-      return std::nullopt;
+  const auto is_alike = [&](const KVCacheSpec& s) {
+    if (is_mla(first.kind)) return is_mla(s.kind) && same_row_format(s, first);
+    return is_mla_window(s.kind) && same_row_format(s, first) &&
+           s.sliding_window == first.sliding_window;
+  };
+  if (is_mla(first.kind) || is_mla_window(first.kind)) {
+    if (!all(is_alike)) return std::nullopt;
     KVCacheSpec merged = first;
     merged.alignment = 0;  // its padding stays, its alignment does not
     return merged;
@@ -53,23 +57,11 @@ Result<std::optional<KVCacheSpec>> merged_spec(const LayerSpecs& layers) {
     });
     KVCacheSpec merged = first;
     if (!all([](const KVCacheSpec& s) { return is_full_attention(s.kind); })) return std::nullopt;
-    const auto window = merged_window(layers, &KVCacheSpec::sliding_window);
-    const auto chunk = merged_window(layers, &KVCacheSpec::attention_chunk_size);
-    if (!window) return tl::unexpected(window.error());
-    if (!chunk) return tl::unexpected(chunk.error());
-    if (!same || (*window != 0 && *chunk != 0)) return std::nullopt;
-    merged.sliding_window = *window;
-    merged.attention_chunk_size = *chunk;
-    return merged;
-  }
-  if (is_mla_window(first.kind)) {
-    const bool same = all([&](const KVCacheSpec& s) {
-      return is_mla_window(s.kind) && same_row_format(s, first) &&
-             s.sliding_window == first.sliding_window;
-    });
-    if (!same) return std::nullopt;
-    KVCacheSpec merged = first;
-    merged.alignment = 0;
+    LS_ASSIGN_OR_RETURN(merged.sliding_window, merged_window(layers, &KVCacheSpec::sliding_window));
+    LS_ASSIGN_OR_RETURN(merged.attention_chunk_size,
+                        merged_window(layers, &KVCacheSpec::attention_chunk_size));
+    if (!same || (merged.sliding_window != 0 && merged.attention_chunk_size != 0))
+      return std::nullopt;
     return merged;
   }
   if (!all([&](const KVCacheSpec& s) { return s == first; })) return std::nullopt;
@@ -78,9 +70,8 @@ Result<std::optional<KVCacheSpec>> merged_spec(const LayerSpecs& layers) {
 
 // Windows and chunks treated as full attention when the manager of hybrid caches is switched off.
 Result<LayerSpecs> without_hybrid_manager(LayerSpecs layers) {
-  const auto one = merged_spec(layers);
-  if (!one) return tl::unexpected(one.error());
-  if (one->has_value() || is_uniform_type(layers)) return layers;
+  LS_ASSIGN_OR_RETURN(const auto one, merged_spec(layers));
+  if (one.has_value() || is_uniform_type(layers)) return layers;
   const auto full =
       std::ranges::find_if(layers, [](const auto& l) { return is_full_attention(l.spec.kind); });
   const std::int64_t full_block_size = full == layers.end() ? 0 : full->spec.block_size;
@@ -102,56 +93,6 @@ Result<LayerSpecs> without_hybrid_manager(LayerSpecs layers) {
         "the hybrid KV cache manager is switched off and the layers cannot be turned into one kind "
         "of cache; switch it on");
   return layers;
-}
-
-std::vector<KVCacheGroupSpec> deal_out(const std::vector<LayerSpecs>& kinds,
-                                       const PlanOptions& options) {
-  std::vector<std::int64_t> units;
-  for (const LayerSpecs& kind : kinds) units.push_back(num_units(kind, options.attn_pack));
-  const std::int64_t group_size = layers_per_group(units);
-  std::vector<KVCacheGroupSpec> groups;
-  for (std::size_t k = 0; k < kinds.size(); ++k) {
-    const std::int64_t num_groups = cdiv(units[k], group_size);
-    for (std::int64_t i = 0; i < num_groups; ++i) {
-      KVCacheGroupSpec& group = groups.emplace_back();
-      group.spec = kinds[k].front().spec;
-      group.layers_per_page = layers_per_page(group.spec, options.attn_pack);
-      for (std::int64_t unit = i; unit < units[k]; unit += num_groups)
-        append_unit(kinds[k], unit, group);
-    }
-  }
-  return groups;
-}
-
-Result<std::vector<KVCacheGroupSpec>> equal_page_groups(const LayerSpecs& layers,
-                                                        const PlanOptions& options) {
-  LayerSpecs hidden;
-  LayerSpecs others;
-  for (const NamedSpec& layer : layers)
-    (is_hidden_state(layer.spec.kind) ? hidden : others).push_back(layer);
-  if (others.empty())
-    return fail("hidden-state layers of different shapes need a model with other layers");
-  LS_ASSIGN_OR_RETURN(auto equal, options.attn_pack > 1
-                                      ? with_packed_pages(others, options.attn_pack)
-                                      : with_equal_pages(others));
-  std::vector<KVCacheGroupSpec> groups = deal_out(by_equal_spec(equal), options);
-  const std::int64_t common_page = pool_page_size_bytes(groups.front());
-  for (const NamedSpec& layer : hidden) {
-    const KVCacheSpec& spec = layer.spec;
-    const std::int64_t bytes_per_token =
-        spec.num_kv_heads * spec.head_size * itemsize_bytes(spec.dtype);
-    if (bytes_per_token > common_page)
-      return fail(
-          "{}: one token takes {} bytes and the common page has {}; extract fewer layers at a "
-          "time, or use longer blocks",
-          layer.name, bytes_per_token, common_page);
-    KVCacheGroupSpec& group = groups.emplace_back();
-    group.layer_names = {layer.name};
-    group.spec = spec;
-    group.spec.block_size = std::max<std::int64_t>(common_page / bytes_per_token, 1);
-    group.spec.page_size_padded = common_page;
-  }
-  return groups;
 }
 
 }  // namespace
@@ -181,6 +122,18 @@ PageBuckets by_page_size(const LayerSpecs& layers,
     bucket->second.push_back(layer);
   }
   return buckets;
+}
+
+std::vector<KVCacheGroupSpec> dealt_groups(const PageBuckets& buckets, std::int64_t count) {
+  std::vector<KVCacheGroupSpec> groups;
+  for (std::int64_t g = 0; g < count; ++g) {
+    LayerSpecs layers;
+    for (auto i = static_cast<std::size_t>(g); i < buckets.front().second.size();
+         i += static_cast<std::size_t>(count))
+      for (const auto& [page, bucket] : buckets) layers.push_back(bucket[i]);
+    groups.push_back(uniform_type_group(layers));
+  }
+  return groups;
 }
 
 std::int64_t num_layer_tuples(const LayerSpecs& layers) {
@@ -266,57 +219,37 @@ bool is_uniform_type(const LayerSpecs& layers, bool is_overlaid) {
   });
 }
 
-Result<LayerSpecs> with_equal_pages(LayerSpecs layers) {
-  std::int64_t largest = 0;
-  for (const NamedSpec& layer : layers) largest = std::max(largest, page_size_bytes(layer.spec));
-  for (NamedSpec& layer : layers) {
-    const std::int64_t page = page_size_bytes(layer.spec);
-    if (page == largest) continue;
-    if (is_state_kind(layer.spec.kind) || layer.spec.page_size_padded)
-      return fail(
-          "{}: its page of {} bytes cannot grow to {} bytes by holding more tokens; pad it to that",
-          layer.name, page, largest);
-    if (largest % page != 0) {
-      std::int64_t ratio = largest / page;
-      while (largest % ratio != 0) --ratio;
-      return fail(
-          "{}: its page of {} bytes does not divide the largest page, {} bytes; the next page that "
-          "does has {} bytes",
-          layer.name, page, largest, largest / ratio);
+std::int64_t approximate_gcd(std::span<const std::int64_t> values, std::int64_t lower_bound) {
+  const std::int64_t low = std::max<std::int64_t>(1, lower_bound);
+  const std::int64_t high = std::ranges::max(values);
+  std::int64_t best = low;
+  std::int64_t best_padding = -1;
+  for (std::int64_t d = low; d <= high; ++d) {
+    std::int64_t padding = 0;
+    for (std::int64_t value : values) padding += round_up(value, d) - value;
+    if (best_padding < 0 || padding <= best_padding) {
+      best = d;
+      best_padding = padding;
     }
-    layer.spec.block_size *= largest / page;
   }
-  return layers;
+  return best;
 }
 
-Result<std::vector<KVCacheGroupSpec>> kv_cache_groups(const LayerSpecs& all_layers,
-                                                      const PlanOptions& options) {
-  LayerSpecs layers;
-  for (const NamedSpec& layer : all_layers)
-    if (!keeps_nothing(layer.spec.kind)) layers.push_back(layer);
-  if (layers.empty()) return std::vector<KVCacheGroupSpec>{};
-  for (const NamedSpec& layer : layers)
-    LS_CHECK(layer.spec.block_size > 0, "{}: block_size {}", layer.name, layer.spec.block_size);
-  if (options.attn_pack > 1) LS_RETURN_IF_ERROR(check_packable(layers, options.attn_pack));
-
-  if (options.disable_hybrid_kv_cache_manager) {
-    LS_ASSIGN_OR_RETURN(auto converted, without_hybrid_manager(std::move(layers)));
-    layers = std::move(converted);
-  }
-  LS_ASSIGN_OR_RETURN(const auto one, merged_spec(layers));
-  if (one.has_value()) return std::vector{one_spec_group(layers, *one)};
-  if (is_uniform_type(layers)) return std::vector{uniform_type_group(layers)};
-  if (has_mla_windows(layers)) return mla_window_groups(layers);
-  return equal_page_groups(layers, options);
+std::int64_t layers_per_page(const KVCacheSpec& spec, std::int64_t attn_pack) {
+  const bool packed = attends_to_all(spec.kind);
+  return packed ? attn_pack : 1;
 }
+
+std::int64_t empty_places(const KVCacheGroupSpec& group) {
+  const auto layers = static_cast<std::int64_t>(group.layer_names.size());
+  return round_up(layers, group.layers_per_page) - layers;
+}
+
+namespace {
 
 // Groups of DeepSeek-V4: layers in tuples of several page sizes (main rows, indexer rows,
 // compressed rows); window layers are distributed over tuples of the same sizes, so that tensors
 // can be shared.
-
-namespace {
-
-PageBuckets by_page_size(const LayerSpecs& layers) { return by_page_size(layers, page_size_bytes); }
 
 // The window layers padded to the next larger page of the full layers.
 Result<LayerSpecs> padded_to_pages(LayerSpecs windows, const PageBuckets& full) {
@@ -341,44 +274,13 @@ Result<LayerSpecs> padded_to_pages(LayerSpecs windows, const PageBuckets& full) 
 // Tuple t holds the t-th layer of every page size; group i takes tuples i, i + n, ...
 Result<std::vector<KVCacheGroupSpec>> deal_tuples(const LayerSpecs& windows,
                                                   std::int64_t tuples_per_group) {
-  const PageBuckets buckets = by_page_size(windows);
+  const PageBuckets buckets = by_page_size(windows, page_size_bytes);
   const std::size_t tuples = buckets.front().second.size();
   for (const auto& [page, bucket] : buckets)
     if (bucket.size() != tuples)
       return fail("window layers of {} bytes per page are {}, others {}; a tuple takes one of each",
                   page, bucket.size(), tuples);
-  const auto num_groups =
-      static_cast<std::size_t>(cdiv(static_cast<std::int64_t>(tuples), tuples_per_group));
-  std::vector<KVCacheGroupSpec> groups;
-  for (std::size_t i = 0; i < num_groups; ++i) {
-    LayerSpecs members;
-    for (std::size_t t = i; t < tuples; t += num_groups)
-      for (const auto& [page, bucket] : buckets) members.push_back(bucket[t]);
-    groups.push_back(uniform_type_group(members));
-  }
-  return groups;
-}
-
-}  // namespace
-
-bool has_mla_windows(const LayerSpecs& layers) {
-  return std::ranges::any_of(layers, [](const NamedSpec& l) { return is_mla_window(l.spec.kind); });
-}
-
-std::int64_t approximate_gcd(std::span<const std::int64_t> values, std::int64_t lower_bound) {
-  const std::int64_t low = std::max<std::int64_t>(1, lower_bound);
-  const std::int64_t high = std::ranges::max(values);
-  std::int64_t best = low;
-  std::int64_t best_padding = -1;
-  for (std::int64_t d = low; d <= high; ++d) {
-    std::int64_t padding = 0;
-    for (std::int64_t value : values) padding += round_up(value, d) - value;
-    if (best_padding < 0 || padding <= best_padding) {
-      best = d;
-      best_padding = padding;
-    }
-  }
-  return best;
+  return dealt_groups(buckets, cdiv(static_cast<std::int64_t>(tuples), tuples_per_group));
 }
 
 Result<std::vector<KVCacheGroupSpec>> mla_window_groups(const LayerSpecs& layers) {
@@ -404,7 +306,7 @@ Result<std::vector<KVCacheGroupSpec>> mla_window_groups(const LayerSpecs& layers
   std::vector<std::int64_t> tuples{num_layer_tuples(full)};
   for (const auto& [key, windows] : window_kinds) tuples.push_back(num_layer_tuples(windows));
   const std::int64_t tuples_per_group = approximate_gcd(tuples, tuples.front());
-  const PageBuckets pages = by_page_size(full);
+  const PageBuckets pages = by_page_size(full, page_size_bytes);
   std::vector<KVCacheGroupSpec> groups{uniform_type_group(full)};
   for (const auto& [key, windows] : window_kinds) {
     LS_ASSIGN_OR_RETURN(auto padded, padded_to_pages(windows, pages));
@@ -414,26 +316,27 @@ Result<std::vector<KVCacheGroupSpec>> mla_window_groups(const LayerSpecs& layers
   return groups;
 }
 
-std::int64_t layers_per_page(const KVCacheSpec& spec, std::int64_t attn_pack) {
-  const bool packed = attends_to_all(spec.kind);
-  return packed ? attn_pack : 1;
-}
-
-std::int64_t num_units(const LayerSpecs& layers_of_kind, std::int64_t attn_pack) {
-  return cdiv(static_cast<std::int64_t>(layers_of_kind.size()),
-              layers_per_page(layers_of_kind.front().spec, attn_pack));
-}
-
-void append_unit(const LayerSpecs& layers_of_kind, std::int64_t unit, KVCacheGroupSpec& group) {
-  const auto count = static_cast<std::int64_t>(layers_of_kind.size());
-  const std::int64_t begin = unit * group.layers_per_page;
-  for (std::int64_t i = begin; i < std::min(begin + group.layers_per_page, count); ++i)
-    group.layer_names.push_back(layers_of_kind[i].name);
-}
-
-std::int64_t empty_places(const KVCacheGroupSpec& group) {
-  const auto layers = static_cast<std::int64_t>(group.layer_names.size());
-  return round_up(layers, group.layers_per_page) - layers;
+Result<LayerSpecs> with_equal_pages(LayerSpecs layers) {
+  std::int64_t largest = 0;
+  for (const NamedSpec& layer : layers) largest = std::max(largest, page_size_bytes(layer.spec));
+  for (NamedSpec& layer : layers) {
+    const std::int64_t page = page_size_bytes(layer.spec);
+    if (page == largest) continue;
+    if (is_state_kind(layer.spec.kind) || layer.spec.page_size_padded)
+      return fail(
+          "{}: its page of {} bytes cannot grow to {} bytes by holding more tokens; pad it to that",
+          layer.name, page, largest);
+    if (largest % page != 0) {
+      std::int64_t ratio = largest / page;
+      while (largest % ratio != 0) --ratio;
+      return fail(
+          "{}: its page of {} bytes does not divide the largest page, {} bytes; the next page that "
+          "does has {} bytes",
+          layer.name, page, largest, largest / ratio);
+    }
+    layer.spec.block_size *= largest / page;
+  }
+  return layers;
 }
 
 Result<bool> check_packable(const LayerSpecs& layers, std::int64_t attn_pack) {
@@ -465,6 +368,85 @@ Result<LayerSpecs> with_packed_pages(const LayerSpecs& layers, std::int64_t attn
           "aligned with packing counted in",
           layer.name, page_of(layer.spec), attn_pack, pool_page);
   return layers;
+}
+
+// Attention layers in packs, every kind round robin over its groups.
+std::vector<KVCacheGroupSpec> deal_out(const std::vector<LayerSpecs>& kinds,
+                                       const PlanOptions& options) {
+  const auto units_of = [&](const LayerSpecs& kind) {
+    return cdiv(std::ssize(kind), layers_per_page(kind.front().spec, options.attn_pack));
+  };
+  std::vector<std::int64_t> units;
+  for (const LayerSpecs& kind : kinds) units.push_back(units_of(kind));
+  const std::int64_t group_size = layers_per_group(units);
+  std::vector<KVCacheGroupSpec> groups;
+  for (const LayerSpecs& kind : kinds) {
+    const std::int64_t num_groups = cdiv(units_of(kind), group_size);
+    for (std::int64_t i = 0; i < num_groups; ++i) {
+      KVCacheGroupSpec& group = groups.emplace_back();
+      group.spec = kind.front().spec;
+      group.layers_per_page = layers_per_page(group.spec, options.attn_pack);
+      for (std::int64_t layer = 0; layer < std::ssize(kind); ++layer)
+        if (layer / group.layers_per_page % num_groups == i)
+          group.layer_names.push_back(kind[static_cast<std::size_t>(layer)].name);
+    }
+  }
+  return groups;
+}
+
+Result<std::vector<KVCacheGroupSpec>> equal_page_groups(const LayerSpecs& layers,
+                                                        const PlanOptions& options) {
+  LayerSpecs hidden;
+  LayerSpecs others;
+  for (const NamedSpec& layer : layers)
+    (is_hidden_state(layer.spec.kind) ? hidden : others).push_back(layer);
+  if (others.empty())
+    return fail("hidden-state layers of different shapes need a model with other layers");
+  LS_ASSIGN_OR_RETURN(auto equal, options.attn_pack > 1
+                                      ? with_packed_pages(others, options.attn_pack)
+                                      : with_equal_pages(others));
+  std::vector<KVCacheGroupSpec> groups = deal_out(by_equal_spec(equal), options);
+  const std::int64_t common_page = pool_page_size_bytes(groups.front());
+  for (const NamedSpec& layer : hidden) {
+    const KVCacheSpec& spec = layer.spec;
+    const std::int64_t bytes_per_token =
+        spec.num_kv_heads * spec.head_size * itemsize_bytes(spec.dtype);
+    if (bytes_per_token > common_page)
+      return fail(
+          "{}: one token takes {} bytes and the common page has {}; extract fewer layers at a "
+          "time, or use longer blocks",
+          layer.name, bytes_per_token, common_page);
+    KVCacheGroupSpec& group = groups.emplace_back();
+    group.layer_names = {layer.name};
+    group.spec = spec;
+    group.spec.block_size = std::max<std::int64_t>(common_page / bytes_per_token, 1);
+    group.spec.page_size_padded = common_page;
+  }
+  return groups;
+}
+
+}  // namespace
+
+Result<std::vector<KVCacheGroupSpec>> kv_cache_groups(const LayerSpecs& all_layers,
+                                                      const PlanOptions& options) {
+  LayerSpecs layers;
+  for (const NamedSpec& layer : all_layers)
+    if (!keeps_nothing(layer.spec.kind)) layers.push_back(layer);
+  if (layers.empty()) return std::vector<KVCacheGroupSpec>{};
+  for (const NamedSpec& layer : layers)
+    LS_CHECK(layer.spec.block_size > 0, "{}: block_size {}", layer.name, layer.spec.block_size);
+  if (options.attn_pack > 1) LS_RETURN_IF_ERROR(check_packable(layers, options.attn_pack));
+
+  if (options.disable_hybrid_kv_cache_manager) {
+    LS_ASSIGN_OR_RETURN(auto converted, without_hybrid_manager(std::move(layers)));
+    layers = std::move(converted);
+  }
+  LS_ASSIGN_OR_RETURN(const auto one, merged_spec(layers));
+  if (one.has_value()) return std::vector{one_spec_group(layers, *one)};
+  if (is_uniform_type(layers)) return std::vector{uniform_type_group(layers)};
+  if (std::ranges::any_of(layers, [](const NamedSpec& l) { return is_mla_window(l.spec.kind); }))
+    return mla_window_groups(layers);
+  return equal_page_groups(layers, options);
 }
 
 }  // namespace lockstep

@@ -46,20 +46,15 @@ std::vector<LayerSpecs> by_equal_spec(const LayerSpecs& layers);
 using PageBuckets = std::vector<std::pair<std::int64_t, LayerSpecs>>;
 PageBuckets by_page_size(const LayerSpecs& layers,
                          std::int64_t (*page_of)(const KVCacheSpec& spec));
+// Groups of uniform type: group i has every count-th layer of each page size, from layer i.
+// REQUIRES: as many layers of each size.
+std::vector<KVCacheGroupSpec> dealt_groups(const PageBuckets& buckets, std::int64_t count);
 // Layers of the commonest page size: how many tuples the layers make.
 std::int64_t num_layer_tuples(const LayerSpecs& layers);
 
 // Layers per group when kinds have these many: the smallest, unless the largest is under 1.5 times
 // it.
 std::int64_t layers_per_group(std::span<const std::int64_t> layers_of_kind);
-
-// Specs raised to one page size by growing the block size of the smaller ones.
-Result<LayerSpecs> with_equal_pages(LayerSpecs layers);
-
-// DeepSeek-V4: full MLA layers of several page sizes and sliding-window MLA layers; groups of
-// uniform type whose layers fit the same set of pages. Requires a layer of the second kind.
-Result<std::vector<KVCacheGroupSpec>> mla_window_groups(const LayerSpecs& layers);
-bool has_mla_windows(const LayerSpecs& layers);
 
 // The chunk size in [lower_bound, max] that rounding `values` up to it pads least; ties take the
 // larger.
@@ -78,18 +73,7 @@ std::int64_t approximate_gcd(std::span<const std::int64_t> values, std::int64_t 
 // Layers of this kind that share a page when the option is `attn_pack`.
 std::int64_t layers_per_page(const KVCacheSpec& spec, std::int64_t attn_pack);
 
-// Packs (or single layers) that the layers of one kind make, and the layers of pack `unit` appended
-// to a group. Requires layers of equal spec.
-std::int64_t num_units(const LayerSpecs& layers_of_kind, std::int64_t attn_pack);
-void append_unit(const LayerSpecs& layers_of_kind, std::int64_t unit, KVCacheGroupSpec& group);
-
 // Places that stand empty in the last pack of the group; each wastes one layer's page a block.
 std::int64_t empty_places(const KVCacheGroupSpec& group);
-
-// Refused: packing without states, or more layers to a page than the model has attention layers.
-Result<bool> check_packable(const LayerSpecs& layers, std::int64_t attn_pack);
-
-// Refused: pages that are not one pool page each once attention is packed.
-Result<LayerSpecs> with_packed_pages(const LayerSpecs& layers, std::int64_t attn_pack);
 
 }  // namespace lockstep

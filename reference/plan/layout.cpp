@@ -107,39 +107,20 @@ void set_rows(const Pool& pool, AttentionBackend backend, std::int64_t pack, std
   layer.parts.push_back(rows);
 }
 
-struct LayerPlace {
-  std::int32_t tensor_index = 0;
-  std::int64_t place_in_page = 0;
-};
-
-// Where each layer's name stands among the tensors. Layers of a packed group that share a tensor
-// take places 0, 1, ... in the order of the group.
-std::map<std::string_view, LayerPlace> layer_places(const KVCacheConfig& config) {
-  std::map<std::string_view, LayerPlace> places;
-  for (std::size_t t = 0; t < config.tensors.size(); ++t)
-    for (const std::string& name : config.tensors[t].shared_by)
-      places[name] = {static_cast<std::int32_t>(t), 0};
-  for (const KVCacheGroupSpec& group : config.groups)
-    for (std::size_t i = 0; group.layers_per_page > 1 && i < group.layer_names.size(); ++i)
-      places.at(group.layer_names[i]).place_in_page =
-          static_cast<std::int64_t>(i) % group.layers_per_page;
-  return places;
-}
-
 Result<LayerMemory> layer_memory(const Pool& pool, std::size_t g, std::size_t index,
-                                 LayerPlace place, std::int64_t kernel_size) {
+                                 std::int32_t tensor, std::int64_t kernel_size) {
   const KVCacheConfig& config = pool.config;
   const KVCacheGroupSpec& group = config.groups[g];
   const KVCacheSpec& spec = group.layer_spec(index);
   const std::string& name = group.layer_names[index];
-  const std::int64_t tensor_bytes = config.tensors[place.tensor_index].size_bytes;
+  const std::int64_t tensor_bytes = config.tensors[tensor].size_bytes;
   const std::int64_t page = page_size_bytes(spec) * group.layers_per_page;
   if (tensor_bytes != page * config.num_blocks)
     return fail("{}: a tensor of {} bytes for {} blocks of {}", name, tensor_bytes,
                 config.num_blocks, page);
   LayerMemory layer{.name = name, .group = g, .layer = index};
-  layer.tensor = layer.last_tensor = place.tensor_index;
-  layer.begin = pool.begins[place.tensor_index];
+  layer.tensor = layer.last_tensor = tensor;
+  layer.begin = pool.begins[tensor];
   layer.end = layer.begin + tensor_bytes;
   layer.regions = {{layer.begin, page, page}};
   if (is_state_kind(spec.kind)) {
@@ -155,7 +136,9 @@ Result<LayerMemory> layer_memory(const Pool& pool, std::size_t g, std::size_t in
   rows.kernel_blocks = spec.block_size / kernel_size;
   rows.heads = spec.num_kv_heads;
   rows.rows = storage_block_size(spec) / rows.kernel_blocks;
-  set_rows(pool, *layer_backend(spec, pool.chosen), group.layers_per_page, place.place_in_page,
+  // Layers of a packed group that share a tensor take places 0, 1, ... in the order of the group.
+  const std::int64_t place = static_cast<std::int64_t>(index) % group.layers_per_page;
+  set_rows(pool, *layer_backend(spec, pool.chosen), group.layers_per_page, place,
            keeps_pair_outermost(spec, pool.chosen) && !pool.in_page, rows, layer);
   return layer;
 }
@@ -181,7 +164,10 @@ Result<MemoryPlan> pool_layout(const KVCacheConfig& config, AttentionBackend cho
   const Pool pool{config, chosen, cache_layout, pairs_lie_in_page(config, chosen, rule),
                   tensor_begins(plan.tensor_size_bytes)};
   const bool fp32_states = has_fp32_states(config);
-  const auto places = layer_places(config);
+  std::map<std::string_view, std::int32_t> tensors;
+  for (std::size_t t = 0; t < config.tensors.size(); ++t)
+    for (const std::string& name : config.tensors[t].shared_by)
+      tensors[name] = static_cast<std::int32_t>(t);
   for (std::size_t g = 0; g < config.groups.size(); ++g) {
     const KVCacheGroupSpec& group = config.groups[g];
     plan.layers_per_page.push_back(group.layers_per_page);
@@ -189,7 +175,7 @@ Result<MemoryPlan> pool_layout(const KVCacheConfig& config, AttentionBackend cho
     LS_ASSIGN_OR_RETURN(const auto kernel_size, kernel_block_size(group, chosen, fp32_states, g));
     for (std::size_t i = 0; i < group.layer_names.size(); ++i) {
       LS_ASSIGN_OR_RETURN(plan.layers.emplace_back(),
-                          layer_memory(pool, g, i, places.at(group.layer_names[i]), kernel_size));
+                          layer_memory(pool, g, i, tensors.at(group.layer_names[i]), kernel_size));
     }
   }
   return plan;
@@ -209,26 +195,6 @@ KVCacheConfig with_num_blocks(const KVCacheConfig& config, std::int64_t num_bloc
 }
 
 namespace {
-
-LayerViews state_views(const LayerMemory& layer, const KVCacheSpec& spec, std::int64_t num_blocks) {
-  LayerViews views;
-  for (std::size_t s = 0; s < spec.states.size(); ++s) {
-    const StateTensorSpec& state = spec.states[s];
-    const std::int64_t item = itemsize_bytes(state.dtype);
-    TensorView& view = views.tensors.emplace_back();
-    view.dtype = state.dtype;
-    view.storage_offset = (layer.parts[s].offset - layer.begin) / item;
-    view.shape = {num_blocks};
-    view.stride = {layer.page_bytes() / item};
-    std::int64_t stride = num_elements(state);
-    for (std::int64_t dim : state.dims) {
-      stride /= dim;
-      view.shape.push_back(dim);
-      view.stride.push_back(stride);
-    }
-  }
-  return views;
-}
 
 // `backend`: the layer's own (layer_backend); it says only in which order dimensions are named.
 Result<LayerViews> row_views(const LayerMemory& layer, const KVCacheSpec& spec,
@@ -281,7 +247,10 @@ Result<PoolViews> pool_views(const KVCacheConfig& config, AttentionBackend chose
     const KVCacheSpec& spec = config.groups[layer.group].layer_spec(layer.layer);
     LayerViews& views = pool.groups[layer.group].emplace_back();
     if (!layer.keeps_rows()) {
-      views = state_views(layer, spec, plan.num_blocks);
+      for (std::size_t i = 0; i < spec.states.size(); ++i)
+        views.tensors.push_back(state_view(spec.states[i], plan.num_blocks,
+                                           layer.parts[i].offset - layer.begin,
+                                           layer.page_bytes()));
       continue;
     }
     auto rows = row_views(layer, spec, *layer_backend(spec, chosen), plan.num_blocks);

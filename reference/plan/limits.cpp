@@ -38,22 +38,6 @@ bool product_fits(std::initializer_list<std::int64_t> factors, std::int64_t max)
 
 constexpr std::int64_t kItemBytesMax = 8;
 
-bool page_fits(const KVCacheSpec& spec) {
-  if (spec.page_size_padded.value_or(0) > kPageBytesMax) return false;
-  for (const StateTensorSpec& state : spec.states) {
-    std::int64_t elements = kItemBytesMax;
-    for (const std::int64_t dim : state.dims) {
-      if (!product_fits({elements, dim}, kPageBytesMax)) return false;
-      elements *= dim;
-    }
-  }
-  if (is_state_kind(spec.kind)) return true;
-  // Twice the elements leave room for scales.
-  const std::int64_t row = std::max({spec.head_size, spec.head_size_v, std::int64_t{16}});
-  const std::int64_t rows = std::max(spec.block_size, storage_block_size(spec));
-  return product_fits({4 * kItemBytesMax, rows, spec.num_kv_heads, row}, kPageBytesMax);
-}
-
 Result<void> check_spec(const KVCacheSpec& spec, std::int64_t num_ranks) {
   const std::string_view kind = name_of(spec.kind);
   const Count counts[] = {
@@ -71,7 +55,7 @@ Result<void> check_spec(const KVCacheSpec& spec, std::int64_t num_ranks) {
   if (auto sound = check(counts, fmt::format("groups: {}: ", kind)); !sound) return sound;
   if (spec.sink_len % spec.block_size != 0)
     return fail("sink_len {}: use whole blocks of {}", spec.sink_len, spec.block_size);
-  if (!page_fits(spec))
+  if (!page_fits(spec, kPageBytesMax))
     return fail("groups: {}: a page of more than {} bytes", kind, kPageBytesMax);
   if (spec.page_size_padded && *spec.page_size_padded < unpadded_page_size_bytes(spec))
     return fail("groups: {}: page_size_padded: {}; its rows take {} bytes", kind,
@@ -80,6 +64,22 @@ Result<void> check_spec(const KVCacheSpec& spec, std::int64_t num_ranks) {
 }
 
 }  // namespace
+
+bool page_fits(const KVCacheSpec& spec, std::int64_t bytes_max) {
+  if (spec.page_size_padded.value_or(0) > bytes_max) return false;
+  for (const StateTensorSpec& state : spec.states) {
+    std::int64_t elements = kItemBytesMax;
+    for (const std::int64_t dim : state.dims) {
+      if (!product_fits({elements, dim}, bytes_max)) return false;
+      elements *= dim;
+    }
+  }
+  if (is_state_kind(spec.kind)) return true;
+  // Twice the elements leave room for scales.
+  const std::int64_t row = std::max({spec.head_size, spec.head_size_v, std::int64_t{16}});
+  const std::int64_t rows = std::max({spec.block_size, storage_block_size(spec), std::int64_t{1}});
+  return product_fits({4 * kItemBytesMax, rows, spec.num_kv_heads, row}, bytes_max);
+}
 
 Result<void> check_limits(const EngineConfig& config) {
   const Count counts[] = {

@@ -28,4 +28,8 @@ Result<void> check_limits(const EngineConfig& config);
 Result<void> check_limits(const EngineConfig& config, std::span<const KVCacheGroupSpec> groups,
                           std::int64_t num_blocks);
 
+// Whether a page of at most `bytes_max` surely holds a block of the layer, or one token where its
+// block size is still open.
+bool page_fits(const KVCacheSpec& spec, std::int64_t bytes_max);
+
 }  // namespace lockstep

@@ -60,6 +60,19 @@ std::vector<PartRows> state_parts(const KVCacheSpec& spec, std::int64_t offset,
   return parts;
 }
 
+TensorView state_view(const StateTensorSpec& state, std::int64_t num_blocks, std::int64_t offset,
+                      std::int64_t block_stride) {
+  const std::int64_t item = itemsize_bytes(state.dtype);
+  TensorView view{state.dtype, {num_blocks}, {block_stride / item}, offset / item};
+  std::int64_t stride = num_elements(state);
+  for (const std::int64_t dim : state.dims) {
+    stride /= dim;
+    view.shape.push_back(dim);
+    view.stride.push_back(stride);
+  }
+  return view;
+}
+
 std::vector<const LayerMemory*> layers_in(const MemoryPlan& plan, std::size_t group,
                                           std::size_t tensor) {
   std::vector<const LayerMemory*> layers;

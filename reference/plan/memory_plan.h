@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "base/ids.h"
-#include "reference/types/kv_cache_spec.h"
+#include "reference/types/view_types.h"
 
 namespace lockstep {
 
@@ -92,6 +92,9 @@ std::vector<std::int64_t> tensor_begins(const std::vector<std::int64_t>& size_by
 // A part for each state of a page of states that begins at `offset`.
 std::vector<PartRows> state_parts(const KVCacheSpec& spec, std::int64_t offset,
                                   std::int64_t block_stride);
+// A state of every block as a strided view; offset and stride in bytes.
+TensorView state_view(const StateTensorSpec& state, std::int64_t num_blocks, std::int64_t offset,
+                      std::int64_t block_stride);
 
 // A run of bytes of one block while one group owns it. Bytes count from the block's first, its
 // regions laid end to end.

@@ -103,11 +103,6 @@ Result<void> check_page_groups(std::span<const KVCacheGroupSpec> groups) {
   return {};
 }
 
-std::int32_t group_of_role(std::span<const KVCacheGroupSpec> groups, std::string_view role) {
-  const auto at = std::ranges::find(groups, role, &KVCacheGroupSpec::role);
-  return at == groups.end() ? -1 : static_cast<std::int32_t>(at - groups.begin());
-}
-
 std::string source_layer_of(std::string_view layer_name) {
   for (const std::string_view suffix : {kResidentSuffix, kHotSuffix})
     if (layer_name.ends_with(suffix)) layer_name.remove_suffix(suffix.size());

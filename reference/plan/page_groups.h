@@ -37,9 +37,6 @@ bool has_host_pages(std::span<const KVCacheGroupSpec> groups);
 // Refused: a plan of another shape. REQUIRES: has_host_pages(groups).
 Result<void> check_page_groups(std::span<const KVCacheGroupSpec> groups);
 
-// The group of that role; -1: there is none.
-std::int32_t group_of_role(std::span<const KVCacheGroupSpec> groups, std::string_view role);
-
 // "model.layers.0.attn" of "model.layers.0.attn.hisparse_hot"; any other name as it is.
 std::string source_layer_of(std::string_view layer_name);
 

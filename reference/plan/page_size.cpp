@@ -87,11 +87,10 @@ std::int64_t page_size_bytes(const KVCacheSpec& spec) {
 }
 
 std::int64_t page_size_bytes(const KVCacheGroupSpec& group) {
-  if (!group.is_uniform_type()) return page_size_bytes(group.spec);
-  LS_CHECK(group.layer_specs.size() == group.layer_names.size(), "{} specs, {} layers",
-           group.layer_specs.size(), group.layer_names.size());
+  LS_CHECK(!group.is_uniform_type() || group.layer_specs.size() == group.layer_names.size(),
+           "{} specs, {} layers", group.layer_specs.size(), group.layer_names.size());
   std::int64_t bytes = 0;
-  for (const KVCacheSpec& spec : group.layer_specs) bytes += page_size_bytes(spec);
+  for (const KVCacheSpec& spec : specs_of(group)) bytes += page_size_bytes(spec);
   return bytes;
 }
 

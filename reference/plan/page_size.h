@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "base/result.h"
@@ -42,6 +43,10 @@ std::int64_t page_size_bytes(const KVCacheSpec& spec);
 // As page_size_bytes, but of what is really there: no padding.
 std::int64_t unpadded_page_size_bytes(const KVCacheSpec& spec);
 
+// The spec of all layers of the group, or one a layer.
+inline std::span<const KVCacheSpec> specs_of(const KVCacheGroupSpec& group) {
+  return group.is_uniform_type() ? std::span(group.layer_specs) : std::span(&group.spec, 1);
+}
 // A page of one layer of the group; the sum over the layers when the group is of uniform type.
 std::int64_t page_size_bytes(const KVCacheGroupSpec& group);
 // What one block takes of a tensor: the page of one layer times the layers that share it.

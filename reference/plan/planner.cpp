@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "reference/plan/capacity.h"
 #include "reference/plan/grouping.h"
+#include "reference/plan/limits.h"
 #include "reference/plan/page_size.h"
 #include "reference/plan/rank_plan.h"
 #include "reference/types/token_rows.h"
@@ -138,37 +139,18 @@ std::string gib_text(std::int64_t bytes) {
 }
 
 // Far above any machine; below it no product of sizes leaves 63 bits.
-constexpr std::int64_t kPageBytesMax = std::int64_t{1} << 44;
-
-// Bytes of one block of the layer, its block size taken as one token where it is still open.
-std::int64_t saturating_page_bytes(const KVCacheSpec& spec) {
-  std::int64_t bytes = 0;
-  for (const StateTensorSpec& state : spec.states) {
-    std::int64_t state_bytes = itemsize_bytes(state.dtype);
-    for (std::int64_t dim : state.dims) state_bytes = saturating_product(state_bytes, dim);
-    if (state_bytes > kPageBytesMax || bytes > kPageBytesMax) return INT64_MAX;
-    bytes += state_bytes;
-  }
-  if (is_state_kind(spec.kind)) return bytes;
-  // A row of either kind takes at most head_size and 1,024 bytes more (scales, fixed layouts).
-  const std::int64_t row =
-      std::max(spec.head_size, head_size_v(spec)) * itemsize_bytes(spec.dtype) + 1024;
-  return saturating_product(saturating_product(2 * row, spec.num_kv_heads),
-                            std::max<std::int64_t>({spec.block_size, storage_block_size(spec), 1}));
-}
+constexpr std::int64_t kBytesMax = std::int64_t{1} << 44;
 
 Result<void> check_sizes(const LayerSpecs& layers) {
   for (const NamedSpec& layer : layers) {
     if (is_ring(layer.spec) || layer.spec.bounded_replay)
       return fail("{}: a release without overlaid memory has no {}", layer.name,
                   is_ring(layer.spec) ? "rings" : "windows that are computed again");
-    const std::int64_t bytes = saturating_page_bytes(layer.spec);
     if (!fills_rows(layer.spec.tokens_per_state, layer.spec.block_size))
       return fail("{}: a block of {} tokens does not hold whole rows of {} tokens", layer.name,
                   layer.spec.block_size, text_of(layer.spec.tokens_per_state));
-    if (bytes > kPageBytesMax || layer.spec.page_size_padded.value_or(0) > kPageBytesMax)
-      return fail("{}: a page of more than {} fits no machine", layer.name,
-                  gib_text(kPageBytesMax));
+    if (!page_fits(layer.spec, kBytesMax))
+      return fail("{}: a page of more than {} fits no machine", layer.name, gib_text(kBytesMax));
     if (layer.spec.page_size_padded &&
         unpadded_page_size_bytes(layer.spec) > *layer.spec.page_size_padded)
       return fail("{}: its content of {} bytes is larger than its page of {}", layer.name,
@@ -287,16 +269,14 @@ void add_warnings(const LayerSpecs& layers, const Groups& groups, const PlanOpti
                         layer->name, own.block_size, unpadded_page_size_bytes(own), page));
     }
   }
-  for (const KVCacheGroupSpec& group : groups) {
-    if (!is_state_kind(group.spec.kind) || options.mamba_cache_mode != MambaCacheMode::align ||
-        group.spec.block_size <= options.max_num_batched_tokens)
-      continue;
+  const auto longer = std::ranges::find_if(groups, [&](const KVCacheGroupSpec& group) {
+    return is_state_kind(group.spec.kind) && group.spec.block_size > options.max_num_batched_tokens;
+  });
+  if (longer != groups.end() && options.mamba_cache_mode == MambaCacheMode::align)
     warnings.push_back(
         fmt::format("mode align: a block has {} tokens and a step at most {}: no state reaches a "
                     "block boundary in one step",
-                    group.spec.block_size, options.max_num_batched_tokens));
-    break;
-  }
+                    longer->spec.block_size, options.max_num_batched_tokens));
   if (request_blocks > num_blocks - 1)
     warnings.push_back(
         fmt::format("one request of max_model_len takes {} blocks and {} are left without the null "

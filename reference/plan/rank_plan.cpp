@@ -50,6 +50,7 @@ Result<void> cut_heads(const std::string& layer, std::int64_t tp, KVCacheSpec& s
 struct Stage {
   std::int64_t first = 0;
   std::int64_t last = 0;
+  bool holds(std::int64_t number) const { return number >= first && number < last; }
 };
 
 Result<Stage> stage_of(const KVCacheConfig& whole, const ParallelRank& rank) {
@@ -135,78 +136,12 @@ Result<void> equalize_pages(const KVCacheConfig& whole, std::vector<KVCacheGroup
   return {};
 }
 
-class Cutter {
- public:
-  Cutter(const KVCacheConfig& whole, const ParallelRank& rank, std::int64_t queries_per_kv)
-      : whole_(whole), rank_(rank), queries_per_kv_(queries_per_kv) {}
-
-  Result<RankPlan> cut() {
-    if (rank_.pp_size > 1) {
-      LS_ASSIGN_OR_RETURN(auto stage, stage_of(whole_, rank_));
-      stage_ = stage;
-    }
-    for (const KVCacheGroupSpec& group : whole_.groups) LS_RETURN_IF_ERROR(add_group(group));
-    if (rank_.is_whole()) {
-      cut_.plan = whole_;
-      return std::move(cut_);
-    }
-    if (cut_.layers.empty())
-      return fail("pipeline_parallel_size {}: stage {} has no layer with a cache", rank_.pp_size,
-                  rank_.pp_rank);
-    if (!all_uniform_type(groups_)) LS_RETURN_IF_ERROR(equalize_pages(whole_, groups_));
-    PlanOptions options;
-    options.num_gpu_blocks_override = whole_.num_blocks;
-    cut_.plan = kv_cache_config(std::move(groups_), 0, options);
-    return std::move(cut_);
-  }
-
- private:
-  Result<void> add_group(const KVCacheGroupSpec& whole) {
-    KVCacheGroupSpec& own = groups_.emplace_back(whole);
-    own.layer_names.clear();
-    own.layer_specs.clear();
-    if (auto cut =
-            cut_spec(whole.layer_names.empty() ? "a group" : whole.layer_names.front(), own.spec);
-        !cut)
-      return cut;
-    for (std::size_t i = 0; i < whole.layer_names.size(); ++i, ++number_) {
-      const std::string& name = whole.layer_names[i];
-      KVCacheSpec spec = whole.layer_spec(i);
-      if (auto cut = cut_spec(name, spec); !cut) return cut;
-      LS_ASSIGN_OR_RETURN(auto share,
-                          share_of(name, whole.layer_spec(i), spec, rank_, queries_per_kv_));
-      if (stage_ && !holds(*layer_number(name))) continue;
-      share.layer = number_;
-      cut_.layers.push_back(share);
-      own.layer_names.push_back(name);
-      if (whole.is_uniform_type())
-        own.layer_specs.push_back(rank_.is_whole() ? spec : with_alignment_padding(spec));
-    }
-    if (!own.layer_specs.empty()) own.spec = own.layer_specs.front();
-    return {};
-  }
-
-  bool holds(std::int64_t number) const { return number >= stage_->first && number < stage_->last; }
-
-  Result<void> cut_spec(const std::string& name, KVCacheSpec& spec) const {
-    if (rank_.is_whole()) return {};
-    spec.page_size_padded.reset();
-    Result<void> cut;
-    if (is_state_kind(spec.kind))
-      cut = cut_states(name, rank_.tp_size, spec.states);
-    else if (!has_single_rows(spec))
-      cut = cut_heads(name, rank_.tp_size, spec);
-    return cut;
-  }
-
-  const KVCacheConfig& whole_;
-  const ParallelRank& rank_;
-  const std::int64_t queries_per_kv_;
-  std::optional<Stage> stage_;
-  std::vector<KVCacheGroupSpec> groups_;
-  RankPlan cut_;
-  std::int32_t number_ = 0;  // of the next layer of the whole
-};
+Result<void> cut_spec(const std::string& name, const ParallelRank& rank, KVCacheSpec& spec) {
+  if (rank.is_whole()) return {};
+  spec.page_size_padded.reset();
+  if (is_state_kind(spec.kind)) return cut_states(name, rank.tp_size, spec.states);
+  return has_single_rows(spec) ? Result<void>() : cut_heads(name, rank.tp_size, spec);
+}
 
 }  // namespace
 
@@ -229,7 +164,46 @@ std::int64_t stage_begin(std::int64_t count, std::int64_t pp, std::int64_t stage
 
 Result<RankPlan> rank_plan(const KVCacheConfig& whole, const ParallelRank& rank,
                            std::int64_t queries_per_kv) {
-  return Cutter(whole, rank, queries_per_kv).cut();
+  RankPlan cut;
+  std::vector<KVCacheGroupSpec> groups;
+  Stage stage;
+  if (rank.pp_size > 1) {
+    LS_ASSIGN_OR_RETURN(stage, stage_of(whole, rank));
+  }
+  std::int32_t number = 0;  // of the layer in the whole
+  for (const KVCacheGroupSpec& all : whole.groups) {
+    KVCacheGroupSpec& own = groups.emplace_back(all);
+    own.layer_names.clear();
+    own.layer_specs.clear();
+    LS_RETURN_IF_ERROR(
+        cut_spec(all.layer_names.empty() ? "a group" : all.layer_names.front(), rank, own.spec));
+    for (std::size_t i = 0; i < all.layer_names.size(); ++i, ++number) {
+      const std::string& name = all.layer_names[i];
+      KVCacheSpec spec = all.layer_spec(i);
+      LS_RETURN_IF_ERROR(cut_spec(name, rank, spec));
+      LS_ASSIGN_OR_RETURN(auto share,
+                          share_of(name, all.layer_spec(i), spec, rank, queries_per_kv));
+      if (rank.pp_size > 1 && !stage.holds(*layer_number(name))) continue;
+      share.layer = number;
+      cut.layers.push_back(share);
+      own.layer_names.push_back(name);
+      if (all.is_uniform_type())
+        own.layer_specs.push_back(rank.is_whole() ? spec : with_alignment_padding(spec));
+    }
+    if (!own.layer_specs.empty()) own.spec = own.layer_specs.front();
+  }
+  if (rank.is_whole()) {
+    cut.plan = whole;
+    return cut;
+  }
+  if (cut.layers.empty())
+    return fail("pipeline_parallel_size {}: stage {} has no layer with a cache", rank.pp_size,
+                rank.pp_rank);
+  if (!all_uniform_type(groups)) LS_RETURN_IF_ERROR(equalize_pages(whole, groups));
+  PlanOptions options;
+  options.num_gpu_blocks_override = whole.num_blocks;
+  cut.plan = kv_cache_config(std::move(groups), 0, options);
+  return cut;
 }
 
 KVCacheConfig whole_plan(const KVCacheConfig& rank, const LayerSpecs& layers,

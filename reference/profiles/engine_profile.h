@@ -135,6 +135,22 @@ enum class StateHashing : std::uint8_t {
 
 struct Release;
 
+// Load of a data parallel rank, which decides where a new request goes (v1/engine/core_client.py,
+// get_core_engine_for_request).
+enum class DpLoad : std::uint8_t {
+  four_per_waiting,  // running requests, and four for each waiting one
+  // Requests in flight. With more than half of the blocks in use, each waiting one counts up to
+  // three more.
+  in_flight,
+};
+
+// Steps of a wave in which data parallel ranks exchange whether any has requests left
+// (v1/engine/core.py, _has_global_unfinished_reqs).
+enum class DpVotes : std::uint8_t {
+  every_32_steps,
+  first_and_every_16_steps,  // dp_sync_interval, by default
+};
+
 // The policies of one engine, in the order of policies(). A bool is true if the engine does what
 // its comment states.
 struct EngineProfile {
@@ -321,7 +337,15 @@ struct EngineProfile {
   // Restarts requests that go back to a lost block and lack the window before it.
   bool restarts_behind_windows;
   bool restores_loads_within_a_step;  // the last host page that such a load fills
-  // Numbers that data parallel ranks exchange before a step (v1/worker/dp_utils.py).
+
+  DpLoad dp_load;
+  // The rank with which the search for the least loaded one starts, and which wins ties, advances
+  // with each request; otherwise it is rank 0 (v1/engine/core_client.py).
+  bool rotates_dp_ties;
+  DpVotes dp_votes;
+  // Numbers that data parallel ranks exchange before a step: those of model runner V1
+  // (v1/worker/dp_utils.py), since 0.29.0 of V2 (v1/worker/gpu/dp_utils.py), the defaults of most
+  // models with experts (config/vllm.py, use_v2_model_runner).
   std::int64_t dp_sync_rows;
 };
 

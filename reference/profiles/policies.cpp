@@ -19,7 +19,7 @@ constexpr std::array kNoYes = std::to_array<PolicyValue>({{"no", 0}, {"yes", 1}}
 
 constexpr std::array kLoadsLeaveRoom =
     std::to_array<PolicyValue>({{"no", 0}, {"yes", 1}, {"to_all", 2}});
-constexpr std::array kSyncRows = std::to_array<PolicyValue>({{"4", 4}, {"7", 7}});
+constexpr std::array kSyncRows = std::to_array<PolicyValue>({{"4", 4}, {"6", 6}, {"7", 7}});
 
 // The enumerators of E in order, each with its spelling (base/names.h).
 template <class E>
@@ -92,6 +92,8 @@ constexpr std::string_view kCaches = "Caches";
 constexpr std::string_view kScheduler = "Scheduler";
 constexpr std::string_view kConnector = "KV connectors";
 constexpr std::string_view kRepairs = "Repairs";
+constexpr std::string_view kDataParallelism = "Data parallelism";
+constexpr std::string_view kNoRecording = "data parallelism, which no recording shows";
 
 // A row whose name is the field's.
 #define LS_POLICY(field, ...) row<&EngineProfile::field>(#field, __VA_ARGS__)
@@ -400,10 +402,25 @@ std::vector<Policy> repairs() {
       LS_POLICY(restores_loads_within_a_step, kRepairs, {false, {}},
                 "A load within a step also fills HiSparse's last page on the device.",
                 "synchronous loads with HiSparse's groups"),
-      LS_POLICY(dp_sync_rows, kScheduler, {4, {{"vllm-0.33.0", 7}}},
-                "Data parallel ranks exchange more numbers before a step.",
-                "data parallelism, which no schedule holds"),
+  };
+}
 
+// Several engines of one server.
+std::vector<Policy> of_data_parallelism() {
+  return {
+      LS_POLICY(dp_load, kDataParallelism,
+                {DpLoad::four_per_waiting, {{"vllm-0.27.1", DpLoad::in_flight, 49204}}},
+                "Data parallel ranks share a burst of requests evenly.", kNoRecording),
+      LS_POLICY(rotates_dp_ties, kDataParallelism, {false, {{"vllm-0.25.1", true, 47420}}},
+                "Equally loaded data parallel ranks get requests in turn: a later request of a "
+                "session may miss the prefix cache.",
+                kNoRecording),
+      LS_POLICY(
+          dp_votes, kDataParallelism,
+          {DpVotes::every_32_steps, {{"vllm-0.30.0", DpVotes::first_and_every_16_steps, 52957}}},
+          "Data parallel ranks without requests pause earlier.", kNoRecording),
+      LS_POLICY(dp_sync_rows, kDataParallelism, {4, {{"vllm-0.30.0", 6}, {"vllm-0.33.0", 7}}},
+                "Data parallel ranks exchange more numbers before a step.", kNoRecording),
   };
 }
 
@@ -412,7 +429,7 @@ std::vector<Policy> make_policies() {
   std::vector<Policy> all;
   for (auto* const chapter :
        {&of_blocks, &of_prefix_cache, &of_kept_prefixes, &of_context_parallelism, &of_caches,
-        &of_scheduler, &of_connectors, &repairs})
+        &of_scheduler, &of_connectors, &repairs, &of_data_parallelism})
     std::ranges::copy(chapter(), std::back_inserter(all));
   return all;
 }

@@ -28,7 +28,7 @@ constexpr std::array kNotModelled33 = std::to_array<std::string_view>({
     "encoder inputs among a prompt's tokens; encoder-decoder models and sinks in other releases "
     "than 0.22.1 and 0.33.0; pooling, diffusion",
     "LoRA, images and prompt embeddings in block hashes",
-    "structured output, streaming sessions, pipeline and data parallelism",
+    "structured output, streaming sessions, pipeline parallelism",
     "pages with rings, bounded replay and rows for several tokens: decisions only",
     "enable_mamba_shared_prefix_checkpoint",
     "parallel drafting, DFlash, DSpark, drafts per batch size; disable_eagle_block_drop, "

@@ -24,17 +24,36 @@ struct Extent {
 };
 
 void add(std::vector<PlanFinding>& findings, std::string_view rule, std::string text) {
-  if (std::ranges::find(findings, rule, &PlanFinding::rule) == findings.end())
+  if (!text.empty() && std::ranges::find(findings, rule, &PlanFinding::rule) == findings.end())
     findings.push_back({std::string(rule), std::move(text)});
+}
+
+// The region in each of `blocks`.
+void append_blocks(const BlockRegion& region, const std::vector<std::int64_t>& blocks,
+                   const LayerMemory* layer, std::vector<Extent>& extents) {
+  for (const std::int64_t b : blocks) {
+    const std::int64_t begin = region.begin + b * region.block_stride;
+    extents.push_back({begin, begin + region.bytes, layer, b});
+  }
 }
 
 std::string name_of_extent(const Extent& e) {
   return fmt::format("block {} of {}", e.block, e.layer->name);
 }
 
+// How findings name a write of regions: "zeroing", "clears", "cleared".
+struct WriteWords {
+  std::string_view doing, writes, done;
+};
+// The first row of another block that regions of a block touch, and the first row that they
+// concern and do not cover; empty: none.
+struct Cover {
+  std::string foreign, missed;
+};
+
 class Prover {
  public:
-  Prover(const MemoryPlan& plan, const RowCheck& check, const ProofOptions& options) : plan_(plan) {
+  Prover(const MemoryPlan& plan, const RowCheck& check, const ProofOptions& options) {
     for (const BlockId block : options.blocks) blocks_.push_back(index_of(block));
     for (std::int64_t b = 0; options.blocks.empty() && b < plan.num_blocks; ++b)
       blocks_.push_back(b);
@@ -44,27 +63,20 @@ class Prover {
       if (!wanted.empty() && std::ranges::find(wanted, layer.tensor) == wanted.end()) continue;
       collect_rows(layer, check);
       for (const BlockRegion& region : layer.regions)
-        for (const std::int64_t b : blocks_) {
-          const std::int64_t begin = region.begin + b * region.block_stride;
-          regions.push_back({begin, begin + region.bytes, &layer, b});
-        }
+        append_blocks(region, blocks_, &layer, regions);
     }
     find_shared(regions, false);
     find_shared(rows_, true);
-    count_bytes();
   }
 
   PlanProof& proof() { return proof_; }
 
-  // Ranges of bytes that belong to blocks, compared with the pages: the first that touches another
-  // block's page, and the first page of those it concerns that it does not cover.
-  struct Cover {
-    std::optional<Extent> foreign, foreign_owner, missed;
-    std::int64_t foreign_byte = 0, missed_byte = 0;
-  };
-  Cover covered_by(std::vector<Extent>& ranges,
+  // Compares regions that are written in every block with the rows.
+  Cover covered_by(const std::vector<BlockRegion>& regions, const WriteWords& words,
                    const std::function<bool(const LayerMemory&)>& is_concerned) const {
     Cover cover;
+    std::vector<Extent> ranges;
+    for (const BlockRegion& region : regions) append_blocks(region, blocks_, nullptr, ranges);
     std::ranges::sort(ranges, {}, &Extent::begin);
     std::vector<const Extent*> open;
     std::size_t next = 0;
@@ -74,18 +86,15 @@ class Prover {
       std::int64_t done = e.begin;
       for (const Extent* range : open) {
         if (range->begin >= e.end) continue;
-        if (range->block != e.block && !cover.foreign) {
-          cover.foreign = *range;
-          cover.foreign_owner = e;
-          cover.foreign_byte = std::max(range->begin, e.begin);
-        } else if (range->block == e.block && range->begin <= done) {
+        if (range->block != e.block && cover.foreign.empty())
+          cover.foreign =
+              fmt::format("{} block {} {} byte {} of {}", words.doing, range->block, words.writes,
+                          std::max(range->begin, e.begin), name_of_extent(e));
+        else if (range->block == e.block && range->begin <= done)
           done = std::max(done, range->end);
-        }
       }
-      if (is_concerned(*e.layer) && done < e.end && !cover.missed) {
-        cover.missed = e;
-        cover.missed_byte = done;
-      }
+      if (is_concerned(*e.layer) && done < e.end && cover.missed.empty())
+        cover.missed = fmt::format("byte {} of {} is not {}", done, name_of_extent(e), words.done);
     }
     return cover;
   }
@@ -166,17 +175,6 @@ class Prover {
     }
   }
 
-  void count_bytes() {
-    std::int64_t covered_to = 0;
-    for (const Extent& e : rows_) {
-      proof_.owned_bytes += std::max<std::int64_t>(0, e.end - std::max(e.begin, covered_to));
-      covered_to = std::max(covered_to, e.end);
-    }
-    for (const std::int64_t size : plan_.tensor_size_bytes) proof_.padding_bytes += size;
-    proof_.padding_bytes -= proof_.owned_bytes;
-  }
-
-  const MemoryPlan& plan_;
   std::vector<std::int64_t> blocks_;
   std::vector<Extent> rows_;  // by their first byte
   PlanProof proof_;
@@ -242,47 +240,28 @@ void check_zeroing(const WorkerPages& pages, Prover& prover) {
   const auto segments = zero_segments(pages);
   auto& findings = prover.proof().findings;
   if (!segments) return add(findings, "zeroing", segments.error().message);
-  std::vector<Extent> cleared;
-  for (const ZeroSegment& segment : *segments)
-    for (std::int64_t b = 0; b < pages.num_blocks; ++b) {
-      const std::int64_t begin = segment.address + b * segment.block_stride;
-      cleared.push_back({begin, begin + segment.bytes, nullptr, b});
-    }
-  const auto cover = prover.covered_by(cleared, [&](const LayerMemory& layer) {
-    return is_attention(pages.layers[layer.layer].spec.kind);
-  });
-  if (cover.foreign)
-    add(findings, "zeroing",
-        fmt::format("zeroing block {} clears byte {} of {}", cover.foreign->block,
-                    cover.foreign_byte, name_of_extent(*cover.foreign_owner)));
-  if (cover.missed)
-    add(findings, "zeroing",
-        fmt::format("byte {} of {} is not cleared", cover.missed_byte,
-                    name_of_extent(*cover.missed)));
+  const Cover cover = prover.covered_by(
+      *segments, {"zeroing", "clears", "cleared"},
+      [&](const LayerMemory& layer) { return is_attention(pages.layers[layer.layer].spec.kind); });
+  add(findings, "zeroing", cover.foreign);
+  add(findings, "zeroing", cover.missed);
 }
 
 void check_regions(std::string_view rule, const std::vector<OffloadRegion>& regions,
                    const WorkerPages& pages,
                    const std::function<bool(const LayerMemory&)>& is_moved, Prover& prover) {
   auto& findings = prover.proof().with_connectors;
-  std::vector<Extent> kept;
   for (const OffloadRegion& region : regions)
-    for (std::int64_t b = 0; b < pages.num_blocks; ++b) {
-      const std::int64_t begin = region.address + b * region.block_stride;
-      kept.push_back({begin, begin + region.bytes, nullptr, b});
-      if (kept.back().end > pages.device_bytes)
+    for (std::int64_t b = 0; b < pages.num_blocks; ++b)
+      if (const std::int64_t end = region.begin + b * region.block_stride + region.bytes;
+          end > pages.device_bytes)
         add(findings, rule,
-            fmt::format("block {} of the region of {} ends at {} of {}", b, region.first,
-                        kept.back().end, pages.device_bytes));
-    }
-  const auto cover = prover.covered_by(kept, is_moved);
-  if (cover.missed)
-    add(findings, rule,
-        fmt::format("byte {} of {} is not kept", cover.missed_byte, name_of_extent(*cover.missed)));
-  if (cover.foreign)
-    add(findings, rule,
-        fmt::format("loading block {} writes byte {} of {}", cover.foreign->block,
-                    cover.foreign_byte, name_of_extent(*cover.foreign_owner)));
+            fmt::format("block {} of the region of {} ends at {} of {}", b, region.first, end,
+                        pages.device_bytes));
+  const Cover cover =
+      prover.covered_by({regions.begin(), regions.end()}, {"loading", "writes", "kept"}, is_moved);
+  add(findings, rule, cover.missed);
+  add(findings, rule, cover.foreign);
 }
 
 }  // namespace

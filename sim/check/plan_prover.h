@@ -33,10 +33,9 @@ struct PlanFinding {
 };
 
 struct PlanProof {
-  std::int64_t rows = 0;                            // looked at
-  std::int64_t owned_bytes = 0, padding_bytes = 0;  // of all tensors, in the blocks looked at
-  std::vector<PlanFinding> findings;                // the first of each rule
-  std::vector<PlanFinding> with_connectors;         // of rule 7
+  std::int64_t rows = 0;                     // looked at
+  std::vector<PlanFinding> findings;         // the first of each rule
+  std::vector<PlanFinding> with_connectors;  // of rule 7
   bool holds() const { return findings.empty(); }
 };
 

@@ -32,9 +32,6 @@ nlohmann::json compared_results(const PlanRecording& recording);
 // is "refused".
 nlohmann::json plan_record(const PlanRecording& recording, const nlohmann::json& recorded);
 
-// Views in a plan of one tensor per layer, of each layer that `names` has.
-nlohmann::json views_record(const KVCacheConfig& pool, const PoolViews& views,
-                            const nlohmann::json& names);
 // A derivation of views for a plan with the recorded options.
 using ViewSource =
     std::function<Result<PoolViews>(const KVCacheConfig&, AttentionBackend, CacheLayout)>;
@@ -46,9 +43,6 @@ nlohmann::json pools_record(const KVCacheConfig& plan, AttentionBackend backend,
 LayerSpecs unaligned_layers(const TensorPlanInputs& inputs);
 // The model's plan of a recording's inputs.
 PlacementStages plan_of(const OverlaidPlanInputs& inputs);
-
-// A spec with everything that follows from it.
-nlohmann::json spec_record(const KVCacheSpec& spec);
 
 struct LayoutMismatch {
   ConformMismatch mismatch;  // step is the line, counted from 1

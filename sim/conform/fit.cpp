@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/parallel.h"
+#include "base/stop_signal.h"
 
 namespace lockstep {
 namespace {
@@ -30,6 +31,9 @@ struct Score {
   auto operator<=>(const Score&) const = default;
 };
 
+// Thrown within a search after a stop signal: what was being compared is incomplete.
+struct Stopped {};
+
 class Search {
  public:
   Search(std::vector<LoadedRecording> recordings, const FitOptions& options)
@@ -37,15 +41,25 @@ class Search {
 
   // Climbs to the best combination, moves it close to a release, then measures the evidence. The
   // last two steps cost most: they run every other value of every policy over every recording.
-  Fit run() {
-    const EngineProfile* best = best_release();
-    best = climb(best);
+  // Errors: a stop signal before every release has run.
+  Result<Fit> run() {
     Fit fit;
-    fit.nearest = nearest_to(*best);
-    fit.profile = near_release(*best, *fit.nearest);
-    fit.evidence = evidence_of(*fit.profile);
-    find_other_reasons(*fit.profile, engine_profile(fit.nearest->name), fit.evidence);
-    fit.summary = summary_of(*fit.profile);
+    try {
+      at_ = best_release();
+      climb();
+      fit.nearest = nearest_to(*at_);
+      near_release(*fit.nearest);
+      fit.evidence = evidence_of(*at_);
+      find_other_reasons(*at_, engine_profile(fit.nearest->name), fit.evidence);
+      best_ = std::move(carry_all({at_}, everything())[0]);
+    } catch (const Stopped&) {
+      if (at_ == nullptr) return fail("stopped before all releases were compared");
+      fit.is_stopped = true;
+      fit.nearest = nearest_to(*at_);
+      fit.evidence.clear();
+    }
+    fit.profile = at_;
+    fit.summary = take_summary();
     fit.tried = tried_;
     return fit;
   }
@@ -77,15 +91,18 @@ class Search {
   // Runs every candidate over every one of these recordings, in parallel: [candidates, recordings].
   std::vector<std::vector<Carried>> carry_all(const std::vector<const EngineProfile*>& candidates,
                                               const Indices& which) {
-    tried_ += std::ssize(candidates);
     std::vector<std::vector<Carried>> carried(candidates.size(),
                                               std::vector<Carried>(which.size()));
-    for_each_in_parallel(std::ssize(candidates) * std::ssize(which), options_.jobs,
-                         [&](std::int64_t index) {
-                           const auto at = static_cast<std::size_t>(index);
-                           const std::size_t c = at / which.size(), r = at % which.size();
-                           carried[c][r] = carry(*candidates[c], which[r]);
-                         });
+    for_each_in_parallel(
+        std::ssize(candidates) * std::ssize(which), options_.jobs,
+        [&](std::int64_t index) {
+          const auto at = static_cast<std::size_t>(index);
+          const std::size_t c = at / which.size(), r = at % which.size();
+          carried[c][r] = carry(*candidates[c], which[r]);
+        },
+        [] { return !stop_requested(); });
+    if (stop_requested()) throw Stopped();
+    tried_ += std::ssize(candidates);
     return carried;
   }
 
@@ -142,12 +159,11 @@ class Search {
     return flips;
   }
 
-  // Returns the best candidate that carries these recordings further, and all of them together
-  // further than the current profile. Null: none. Two stages, because candidates are many and most
+  // Moves to the best candidate that carries these recordings further, and all of them together
+  // further than the current profile. False: none. Two stages, because candidates are many and most
   // help nothing.
-  const EngineProfile* further(const std::vector<const EngineProfile*>& candidates,
-                               const Indices& which) {
-    if (which.empty() || candidates.empty()) return nullptr;
+  bool further(const std::vector<const EngineProfile*>& candidates, const Indices& which) {
+    if (which.empty() || candidates.empty()) return false;
     Score kept;
     for (const std::size_t i : which) {
       kept.steps += best_[i].steps;
@@ -163,37 +179,33 @@ class Search {
     // A policy that helps some recordings may break others, so the most promising few run on all.
     constexpr std::size_t kAsked = 6;
     if (promising.size() > kAsked) promising.resize(kAsked);
-    const EngineProfile* best = nullptr;
+    const EngineProfile* before = at_;
     for (const auto& [score, candidate] : promising) {
       auto whole = carry_all({candidate}, everything());
       if (score_of(whole[0]) <= score_of(best_)) continue;
       best_ = std::move(whole[0]);
-      best = candidate;
+      at_ = candidate;
     }
-    return best;
+    return at_ != before;
   }
 
   // Changes one policy, or a pair if no single one helps, until all recordings agree or nothing
   // improves. Ends because the score rises with every change.
-  const EngineProfile* climb(const EngineProfile* at) {
+  void climb() {
     for (;;) {
       const Indices which = failing();
-      if (which.empty()) return at;
+      if (which.empty()) return;
       tell(fmt::format("{} of {} recordings differ", which.size(), recordings_.size()));
-      const std::vector<PolicyFlip> flips = flips_of(*at);
+      const std::vector<PolicyFlip> flips = flips_of(*at_);
       std::vector<const EngineProfile*> one, two;
       for (const PolicyFlip& flip : flips)
-        one.push_back(&with_policy(*at, *flip.policy, flip.value));
-      const EngineProfile* better = further(one, which);
-      if (better == nullptr) {
-        for (std::size_t i = 0; i < flips.size(); ++i)
-          for (std::size_t j = i + 1; j < flips.size(); ++j)
-            if (flips[i].policy != flips[j].policy)
-              two.push_back(&with_policy(*one[i], *flips[j].policy, flips[j].value));
-        better = further(two, shortest(which));
-      }
-      if (better == nullptr) return at;
-      at = better;
+        one.push_back(&with_policy(*at_, *flip.policy, flip.value));
+      if (further(one, which)) continue;
+      for (std::size_t i = 0; i < flips.size(); ++i)
+        for (std::size_t j = i + 1; j < flips.size(); ++j)
+          if (flips[i].policy != flips[j].policy)
+            two.push_back(&with_policy(*one[i], *flips[j].policy, flips[j].value));
+      if (!further(two, shortest(which))) return;
     }
   }
 
@@ -217,21 +229,22 @@ class Search {
     return nearest->release;
   }
 
-  // Returns the found policies under the name of that release, each taken back to the release's
+  // Moves to the found policies under the name of that release, each taken back to the release's
   // value wherever all recordings still go as far: a policy that the recordings do not determine
   // should not be reported as different. Pairs are tried for policies that only work together.
-  const EngineProfile* near_release(const EngineProfile& found, const Release& release) {
+  void near_release(const Release& release) {
     const EngineProfile& home = engine_profile(release.name);
-    const EngineProfile* at = &home;
+    const EngineProfile& found = *at_;
+    at_ = &home;
     for (const Policy* policy : differences(home, found))
-      at = &with_policy(*at, *policy, policy->get(found));
+      at_ = &with_policy(*at_, *policy, policy->get(found));
     const auto back = [&](const EngineProfile& from, const Policy* policy) {
       return &with_policy(from, *policy, policy->get(home));
     };
     for (bool goes_on = true; goes_on;) {
-      const auto different = differences(home, *at);
+      const auto different = differences(home, *at_);
       std::vector<const EngineProfile*> nearer;
-      for (const Policy* policy : different) nearer.push_back(back(*at, policy));
+      for (const Policy* policy : different) nearer.push_back(back(*at_, policy));
       for (std::size_t i = 0; i < different.size(); ++i)
         for (std::size_t j = i + 1; j < different.size(); ++j)
           nearer.push_back(back(*nearer[i], different[j]));
@@ -240,12 +253,11 @@ class Search {
         auto carried = carry_all({candidate}, everything());
         if (score_of(carried[0]) < score_of(best_)) continue;
         best_ = std::move(carried[0]);
-        at = candidate;
+        at_ = candidate;
         goes_on = true;
         break;
       }
     }
-    return at;
   }
 
   // Changes every policy by itself and records which recordings then differ.
@@ -315,10 +327,9 @@ class Search {
     evidence.parting = std::max(evidence.parting, parting);
   }
 
-  ConformSummary summary_of(const EngineProfile& profile) {
+  ConformSummary take_summary() {
     ConformSummary summary;
-    auto carried = carry_all({&profile}, everything());
-    for (Carried& each : carried[0]) {
+    for (Carried& each : best_) {
       summary.steps += each.file.steps;
       summary.agreed += each.file.mismatch ? 0 : 1;
       summary.stuck += each.file.is_stuck ? 1 : 0;
@@ -329,7 +340,8 @@ class Search {
 
   std::vector<LoadedRecording> recordings_;
   const FitOptions& options_;
-  std::vector<Carried> best_;  // under the profile that the search is at
+  const EngineProfile* at_ = nullptr;  // null: no release has run on all recordings
+  std::vector<Carried> best_;          // under `at_`
   std::int64_t tried_ = 0;
 };
 
@@ -337,6 +349,7 @@ class Search {
 
 const ConformMismatch* Fit::new_behaviour() const {
   const ConformMismatch* shortest = nullptr;
+  if (is_stopped) return shortest;
   // A mismatch of the end line has step -1. As an unsigned number it is later than any step.
   const auto step_of = [](const ConformMismatch& mismatch) {
     return static_cast<std::uint64_t>(mismatch.step);
@@ -350,6 +363,7 @@ const ConformMismatch* Fit::new_behaviour() const {
 Result<Fit> fit_policies(const std::vector<std::string>& paths, const FitOptions& options) {
   std::vector<LoadedRecording> recordings;
   for (const std::string& path : paths) {
+    if (stop_requested()) return fail("stopped before all recordings were read");
     LS_ASSIGN_OR_RETURN(auto recording, read_recording(path));
     recordings.push_back({path, std::make_shared<const Recording>(std::move(recording))});
     const RecordedEngine& first = recordings.front().recording->header.engine;

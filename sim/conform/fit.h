@@ -53,14 +53,18 @@ struct Fit {
   std::vector<PolicyEvidence> evidence;    // of every policy, in the table's order
   ConformSummary summary;                  // of the recordings under `profile`
   std::int64_t tried = 0;                  // combinations that were run
+  // True if a stop signal ended the search: `profile` is the best combination so far, and
+  // `evidence` is empty.
+  bool is_stopped = false;
 
   bool agrees() const { return summary.agreed == static_cast<std::int64_t>(summary.files.size()); }
   // The difference to report if no combination agrees: that of the recording with the earliest one.
-  // Null: all agree.
+  // Null: all agree, or the search was stopped.
   const ConformMismatch* new_behaviour() const;
 };
 
-// Searches. Errors: a recording that cannot be read, recordings of different engines, or none.
+// Searches. Errors: a recording that cannot be read, recordings of different engines, none, or a
+// stop signal before every release has run.
 Result<Fit> fit_policies(const std::vector<std::string>& paths, const FitOptions& options);
 
 }  // namespace lockstep

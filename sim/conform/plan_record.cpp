@@ -20,6 +20,17 @@ using nlohmann::json;
 
 constexpr std::int64_t kCopiedBytesMax = 128 << 20;  // larger allocations were not copied
 
+// A spec with everything that follows from it.
+json spec_record(const KVCacheSpec& spec) {
+  json record = json::parse(planned_spec_json(spec));
+  record["page_size_bytes"] = page_bytes(spec);
+  if (!has_layer_views(spec.kind)) return record;
+  record["hnc"] = {num_heads(spec), rows_of(spec, spec.block_size), content_bytes(spec)};
+  if (const std::int64_t bytes = stride_alignment_bytes(spec); bytes != 1)
+    record["stride_alignment_bytes"] = bytes;
+  return record;
+}
+
 json spec_at(const KVCacheSpec& spec, const json& specs) {
   json own = spec_record(spec);
   for (std::size_t i = 0; i < specs.size(); ++i)
@@ -88,6 +99,20 @@ json view_record(const TensorView& view) {
           {"dtype", torch_name_of(view.dtype)}};
 }
 
+// Views in a plan of one tensor per layer, of each layer that `names` has.
+json views_record(const KVCacheConfig& pool, const PoolViews& views, const json& names) {
+  json record = json::object();
+  for (std::size_t g = 0; g < pool.groups.size(); ++g)
+    for (std::size_t i = 0; i < pool.groups[g].layer_names.size(); ++i) {
+      const std::string& name = pool.groups[g].layer_names[i];
+      if (!names.contains(name)) continue;
+      json all = json::array();
+      for (const TensorView& view : views.groups[g][i].tensors) all.push_back(view_record(view));
+      record[name] = is_state_kind(pool.groups[g].layer_spec(i).kind) ? all : all.at(0);
+    }
+  return record;
+}
+
 // With its first byte and the one past its last.
 json spanning_view_record(const TensorView& view) {
   const std::int64_t item = itemsize_bytes(view.dtype);
@@ -119,8 +144,8 @@ std::string short_sha256(const std::string& text) {
   return fmt::format("{:02x}", fmt::join(digest.begin(), digest.begin() + 16, ""));
 }
 
-json segment_record(const ZeroSegment& segment) {
-  return {segment.address, segment.block_stride, segment.bytes};
+json segment_record(const BlockRegion& segment) {
+  return {segment.begin, segment.block_stride, segment.bytes};
 }
 
 json zero_record(const WorkerPages& pages) {
@@ -129,9 +154,9 @@ json zero_record(const WorkerPages& pages) {
   if (segments->empty()) return nullptr;
   json first = json::array();
   std::string lines;
-  for (const ZeroSegment& segment : *segments) {
+  for (const BlockRegion& segment : *segments) {
     if (first.size() < 4) first.push_back(segment_record(segment));
-    lines += fmt::format("{},{},{}\n", segment.address, segment.block_stride, segment.bytes);
+    lines += fmt::format("{},{},{}\n", segment.begin, segment.block_stride, segment.bytes);
   }
   return {{"segments", segments->size()},
           {"first", std::move(first)},
@@ -167,44 +192,39 @@ json runner_record(const WorkerPages& pages, const json& recorded, bool zeroes) 
   return record;
 }
 
-struct PoolMaker {
-  const OverlaidPlanInputs& recording;
-  const Placement& plan;
-  const std::vector<PlacementLayer>& layers;
-  bool copies_lose = false;
-
-  json pool(std::int64_t num_blocks, const json& recorded) {
-    const auto small = place_blocks(plan.groups, plan.order, num_blocks, recording.options);
-    if (!small) return {{"refused", small.error().message}};
-    json record = {{"tensors", json::array()}};
-    for (const PlacedTensor& tensor : small->tensors)
-      record["tensors"].push_back(tensor_record(tensor, false));
-    const bool has_host = small->host.has_value();
-    const char* runner = has_host ? "second_runner" : "first_runner";
-    if (!has_host) record["second_runner"] = "same";
-    auto pages = worker_pages(*small, layers, recording.options);
-    if (!pages) {
-      record[runner] = {{"refused", pages.error().message}};
-      return record;
-    }
-    // Bare layers bind nothing.
-    if (recording.backend == "by layer")
-      for (LayerPage& layer : pages->layers) layer.binding = PageBinding::as_is;
-    record[runner] = runner_record(*pages, recorded.value(runner, json::object()), !has_host);
-    if (num_blocks != 3 || has_host) return record;
-    json copy = {{"first_runner", lost_record(*pages, true)},
-                 {"second_runner", lost_record(*pages, false)}};
-    const bool loses = !copy["first_runner"].empty() || !copy["second_runner"].empty();
-    const json skipped = {{"skipped", "allocation above 128 MiB"}};
-    if (pages->device_bytes > kCopiedBytesMax) {
-      record["copy"] = {{"first_runner", skipped}, {"second_runner", skipped}};
-    } else if (loses) {
-      copies_lose = true;
-      record["copy"] = std::move(copy);
-    }
+// A pool of that many blocks. Sets `copies_lose` where a copy of a block loses bytes.
+json pool_record(const OverlaidPlanInputs& recording, const Placement& plan,
+                 const std::vector<PlacementLayer>& layers, std::int64_t num_blocks,
+                 const json& recorded, bool& copies_lose) {
+  const auto small = place_blocks(plan.groups, plan.order, num_blocks, recording.options);
+  if (!small) return {{"refused", small.error().message}};
+  json record = {{"tensors", json::array()}};
+  for (const PlacedTensor& tensor : small->tensors)
+    record["tensors"].push_back(tensor_record(tensor, false));
+  const bool has_host = small->host.has_value();
+  const char* runner = has_host ? "second_runner" : "first_runner";
+  if (!has_host) record["second_runner"] = "same";
+  auto pages = worker_pages(*small, layers, recording.options);
+  if (!pages) {
+    record[runner] = {{"refused", pages.error().message}};
     return record;
   }
-};
+  // Bare layers bind nothing.
+  if (recording.backend == "by layer")
+    for (LayerPage& layer : pages->layers) layer.binding = PageBinding::as_is;
+  record[runner] = runner_record(*pages, recorded.value(runner, json::object()), !has_host);
+  if (num_blocks != 3 || has_host) return record;
+  json first = lost_record(*pages, true), second = lost_record(*pages, false);
+  const bool loses = !first.empty() || !second.empty();
+  if (pages->device_bytes > kCopiedBytesMax)
+    first = second = {{"skipped", "allocation above 128 MiB"}};
+  else if (loses)
+    copies_lose = true;
+  else
+    return record;
+  record["copy"] = {{"first_runner", std::move(first)}, {"second_runner", std::move(second)}};
+  return record;
+}
 
 // The layouts: those that backends declare, the remaining candidates, and what chose.
 json layout_record(const PlacementStages& plan, const PlacementOptions& options) {
@@ -350,16 +370,6 @@ json tensor_plan_record(const TensorPlanInputs& inputs, const json& recorded) {
 
 }  // namespace
 
-json spec_record(const KVCacheSpec& spec) {
-  json record = json::parse(planned_spec_json(spec));
-  record["page_size_bytes"] = page_bytes(spec);
-  if (!has_layer_views(spec.kind)) return record;
-  record["hnc"] = {num_heads(spec), rows_of(spec, spec.block_size), content_bytes(spec)};
-  if (const std::int64_t bytes = stride_alignment_bytes(spec); bytes != 1)
-    record["stride_alignment_bytes"] = bytes;
-  return record;
-}
-
 PlacementStages plan_of(const OverlaidPlanInputs& recording) {
   std::vector<PlacementLayer> facts;
   const bool is_bare = recording.backend == "by layer";
@@ -415,11 +425,12 @@ static json overlaid_plan_record(const OverlaidPlanInputs& recording, const json
                              {"hit_alignment", sizes->cache_hit_alignment_tokens()}};
   else
     record["block_sizes"] = {{"refused", sizes.error().message}};
-  PoolMaker maker{recording, plan, memory.layers};
+  bool copies_lose = false;
   const json pools = recorded.value("pools", json::object());
   for (const auto& [name, pool] : pools.items())
-    record["pools"][name] = maker.pool(std::strtoll(name.c_str(), nullptr, 10), pool);
-  if (maker.copies_lose) record["defects"].push_back("copy");
+    record["pools"][name] = pool_record(recording, plan, memory.layers,
+                                        std::strtoll(name.c_str(), nullptr, 10), pool, copies_lose);
+  if (copies_lose) record["defects"].push_back("copy");
   if (std::ranges::any_of(*plans, has_foreign_tensor)) record["defects"].push_back("stage");
   return record;
 }
@@ -453,19 +464,6 @@ LayerSpecs unaligned_layers(const TensorPlanInputs& inputs) {
     layer.spec.page_size_padded.reset();
   }
   return layers;
-}
-
-json views_record(const KVCacheConfig& pool, const PoolViews& views, const json& names) {
-  json record = json::object();
-  for (std::size_t g = 0; g < pool.groups.size(); ++g)
-    for (std::size_t i = 0; i < pool.groups[g].layer_names.size(); ++i) {
-      const std::string& name = pool.groups[g].layer_names[i];
-      if (!names.contains(name)) continue;
-      json all = json::array();
-      for (const TensorView& view : views.groups[g][i].tensors) all.push_back(view_record(view));
-      record[name] = is_state_kind(pool.groups[g].layer_spec(i).kind) ? all : all.at(0);
-    }
-  return record;
 }
 
 json pools_record(const KVCacheConfig& plan, AttentionBackend backend, const json& recorded,

@@ -8,6 +8,7 @@
 
 #include "base/markup.h"
 #include "base/number_text.h"
+#include "base/stop_signal.h"
 
 namespace lockstep {
 namespace {
@@ -67,7 +68,7 @@ class DigestSteps final : public StepObserver {
  public:
   bool finished(const StepView& view) override {
     steps.push_back(digest(view));
-    return true;
+    return !stop_requested();
   }
   std::vector<StepDigest> steps;
 };
@@ -116,26 +117,37 @@ class DescribeStep final : public StepObserver {
   std::int64_t step_;
 };
 
-// Returns the parts of a run that `observer` watches. REQUIRES: the observer outlives the run.
-SessionParts observed(std::unique_ptr<Workload> workload, StepObserver& observer) {
+struct EngineRun {
+  RunSummary summary;
+  std::string refused;  // why the engine does not start with this configuration; empty: it does
+};
+
+// Runs the workload under one engine. A configuration that the engine refuses is a result, since an
+// upgrade may stop working; a workload that cannot be read is an Error.
+Result<EngineRun> run(LockstepConfig config, const std::string& engine,
+                      const MakeWorkload& make_workload, StepObserver& observer) {
+  config.engine.engine = engine;
+  // A value that suits one engine may be refused by the next, so each uses its own.
+  config.engine.num_hash_lookahead_tokens = kEngineHashLookahead;
   SessionParts parts;
-  parts.clients = std::move(workload);
+  LS_ASSIGN_OR_RETURN(parts.clients, make_workload());
   parts.attach = [&](std::int32_t, Workload*) { return Onlooker{.observer = &observer}; };
-  return parts;
+  const auto session = Session::open(config, std::move(parts));
+  if (!session) return EngineRun{.summary = {}, .refused = session.error().message};
+  LS_ASSIGN_OR_RETURN(RunReport report, (*session)->run());
+  return EngineRun{.summary = std::move(report.summary), .refused = {}};
 }
 
-// Runs the workload under one engine. Errors of the session start with the engine's name.
-Result<RunSummary> run(const LockstepConfig& config, const MakeWorkload& make_workload,
-                       StepObserver& observer) {
-  LS_ASSIGN_OR_RETURN(auto workload, make_workload());
-  const auto session = Session::open(config, observed(std::move(workload), observer));
-  if (!session) return fail("{}: {}", config.engine.engine, session.error().message);
-  LS_ASSIGN_OR_RETURN(RunReport report, (*session)->run());
-  return std::move(report.summary);
+// The same; a refusal is an Error that starts with the engine's name.
+Result<RunSummary> run_started(const LockstepConfig& config, const std::string& engine,
+                               const MakeWorkload& make_workload, StepObserver& observer) {
+  LS_ASSIGN_OR_RETURN(EngineRun ran, run(config, engine, make_workload, observer));
+  if (!ran.refused.empty()) return fail("{}: {}", engine, ran.refused);
+  return std::move(ran.summary);
 }
 
 // Finds the first differing step of each field. If one run is a prefix of the other, the runs
-// differ in `requests` at the step after the shorter one.
+// differ in `requests` at the step after the shorter one, unless a stop signal ended it.
 void compare(const std::vector<StepDigest>& left, const std::vector<StepDigest>& right,
              EngineDiff& diff) {
   const std::size_t num_common = std::min(left.size(), right.size());
@@ -144,7 +156,7 @@ void compare(const std::vector<StepDigest>& left, const std::vector<StepDigest>&
     while (step < num_common && left[step][f] == right[step][f]) ++step;
     if (step < num_common) diff.first_difference[f] = static_cast<std::int64_t>(step);
   }
-  if (!diff.first_step() && left.size() != right.size())
+  if (!diff.first_step() && left.size() != right.size() && !stop_requested())
     diff.first_difference[static_cast<std::size_t>(DecisionField::requests)] =
         static_cast<std::int64_t>(num_common);
 }
@@ -166,21 +178,18 @@ Result<EngineDiff> diff_engines(LockstepConfig config, std::array<std::string, 2
   EngineDiff diff;
   std::array<DigestSteps, 2> digests;
   for (std::size_t side = 0; side < 2; ++side) {
-    config.engine.engine = engines[side];
-    // A value that suits one engine may be refused by the other, so each uses its own.
-    config.engine.num_hash_lookahead_tokens = kEngineHashLookahead;  // what each takes by itself
     diff.sides[side].engine = engines[side];
-    LS_ASSIGN_OR_RETURN(diff.sides[side].summary, run(config, make_workload, digests[side]));
+    LS_ASSIGN_OR_RETURN(diff.sides[side].summary,
+                        run_started(config, engines[side], make_workload, digests[side]));
   }
   compare(digests[0].steps, digests[1].steps, diff);
   const std::optional<std::int64_t> first = diff.first_step();
-  if (!first) return diff;
+  if (!first || stop_requested()) return diff;
   for (std::size_t side = 0; side < 2; ++side) {
-    config.engine.engine = engines[side];
     // A second run of each engine: keeping every decision of the first one would need far more
     // memory.
     DescribeStep describe(*first);
-    LS_RETURN_IF_ERROR(run(config, make_workload, describe));
+    LS_RETURN_IF_ERROR(run_started(config, engines[side], make_workload, describe));
     diff.sides[side].first_parting = std::move(describe.text);
   }
   return diff;
@@ -194,7 +203,7 @@ class PeakBlocks final : public StepObserver {
   explicit PeakBlocks(std::int64_t num_blocks) : num_blocks_(num_blocks) {}
   bool decided(const StepView& view) override {
     peak = std::max(peak, num_blocks_ - 1 - view.decisions.num_free_blocks());
-    return true;
+    return !stop_requested();
   }
   std::int64_t peak = 0;
 
@@ -202,30 +211,20 @@ class PeakBlocks final : public StepObserver {
   std::int64_t num_blocks_;
 };
 
-struct EngineRun {
-  EngineCosts costs;
-  std::string refused;
-};
-
-// Runs the workload under one engine. A configuration that the engine refuses is a result, since an
-// upgrade may stop working; a workload that cannot be read is an Error.
-Result<EngineRun> run_engine(LockstepConfig config, const std::string& engine,
-                             const MakeWorkload& make_workload) {
-  config.engine.engine = engine;
-  config.engine.num_hash_lookahead_tokens = kEngineHashLookahead;  // what it takes by itself
-  LS_ASSIGN_OR_RETURN(auto workload, make_workload());
+// Returns the costs of the workload under one engine, or why the engine does not start.
+Result<UpgradeStage> stage_of(const LockstepConfig& config, const std::string& engine,
+                              const MakeWorkload& make_workload) {
   PeakBlocks blocks(config.backend.plan.num_blocks);
-  const auto session = Session::open(config, observed(std::move(workload), blocks));
-  if (!session) return EngineRun{.costs = {}, .refused = session.error().message};
-  LS_ASSIGN_OR_RETURN(const RunReport report, (*session)->run());
-  const RunSummary& run = report.summary;
-  return EngineRun{.costs = {.steps = run.steps,
-                             .cached_tokens = run.cached_tokens,
-                             .preemptions = run.preemptions,
-                             .evictions = run.evictions,
-                             .peak_blocks = blocks.peak,
-                             .finished_requests = run.finished_requests},
-                   .refused = {}};
+  LS_ASSIGN_OR_RETURN(EngineRun ran, run(config, engine, make_workload, blocks));
+  return UpgradeStage{.engine = engine,
+                      .refused = std::move(ran.refused),
+                      .costs = {.steps = ran.summary.steps,
+                                .cached_tokens = ran.summary.cached_tokens,
+                                .preemptions = ran.summary.preemptions,
+                                .evictions = ran.summary.evictions,
+                                .peak_blocks = blocks.peak,
+                                .finished_requests = ran.summary.finished_requests},
+                      .because = {}};
 }
 
 // One column per member of EngineCosts, with the words of change_text(): "3 fewer preemptions".
@@ -263,9 +262,7 @@ Result<std::vector<UpgradeStage>> upgrade_costs(LockstepConfig config,
   for (const std::string& engine : engines) {
     LS_ASSIGN_OR_RETURN(const EngineProfile* profile, parse_engine(engine));
     at(engine);
-    LS_ASSIGN_OR_RETURN(EngineRun run, run_engine(config, engine, make_workload));
-    UpgradeStage stage{
-        .engine = engine, .refused = std::move(run.refused), .costs = run.costs, .because = {}};
+    LS_ASSIGN_OR_RETURN(UpgradeStage stage, stage_of(config, engine, make_workload));
     if (before < stages.size() && stage.refused.empty() && stage.costs != stages[before].costs) {
       const EngineProfile& old = engine_profile(stages[before].engine);
       // One run per changed policy, so a stage costs as many runs as the release changes policies.
@@ -273,12 +270,13 @@ Result<std::vector<UpgradeStage>> upgrade_costs(LockstepConfig config,
         const std::int64_t value = policy->get(*profile);
         const std::string& alone = with_policy(old, *policy, value).name;
         at(alone);
-        LS_ASSIGN_OR_RETURN(const EngineRun changed, run_engine(config, alone, make_workload));
+        LS_ASSIGN_OR_RETURN(const auto changed, stage_of(config, alone, make_workload));
         // A policy may be refused by itself: the configuration needs another one with it.
         if (changed.refused.empty() && changed.costs != stages[before].costs)
           stage.because.push_back({policy, value, changed.costs});
       }
     }
+    if (stop_requested()) break;  // the stage is incomplete
     // A refused engine is skipped: the next one is compared with the last that runs.
     if (stage.refused.empty()) before = stages.size();
     stages.push_back(std::move(stage));

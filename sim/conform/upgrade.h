@@ -59,7 +59,7 @@ using MakeWorkload = std::function<Result<std::unique_ptr<Workload>>()>;
 // Runs both engines. `config` applies to both, except for its engine's name and a given
 // num_hash_lookahead_tokens; connectors and data parallel ranks are dropped. Errors: a
 // configuration that one of them refuses, a workload that cannot be read. Costs two runs, and two
-// more if the engines differ.
+// more if the engines differ. After a stop signal the steps that both have run are compared.
 Result<EngineDiff> diff_engines(LockstepConfig config, std::array<std::string, 2> engines,
                                 const MakeWorkload& make_workload);
 
@@ -102,7 +102,7 @@ struct UpgradeStage {
 
 // Runs the engines in the order given, and each changed policy by itself. `at` receives the
 // engine's name before each run. Errors: a workload that cannot be read, an engine without a
-// profile, or no engine that starts.
+// profile, or no engine that starts. A stop signal ends it; the complete stages are returned.
 Result<std::vector<UpgradeStage>> upgrade_costs(LockstepConfig config,
                                                 const std::vector<std::string>& engines,
                                                 const MakeWorkload& make_workload,

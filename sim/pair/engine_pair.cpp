@@ -6,6 +6,8 @@
 #include <memory>
 #include <utility>
 
+#include "base/stop_signal.h"
+
 namespace lockstep {
 
 // Refused requests that a report lists with their reasons. A bad network may refuse thousands.
@@ -267,15 +269,12 @@ Result<PairReport> Pair::run(const std::function<void(const PairProgress&)>& pro
 // without progress.
 std::optional<std::int64_t> Pair::next_ns() const {
   std::optional<std::int64_t> next;
-  const auto sooner = [&next](std::optional<std::int64_t> at_ns) {
-    if (at_ns) next = std::min(next.value_or(*at_ns), *at_ns);
-  };
-  sooner(client_.next_due_ns());
-  sooner(network_.next_due_ns());
-  sooner(sender_.next_timer_ns());
-  sooner(receiver_.next_timer_ns());
-  if (prefill_->wants_step(sender_.has_news())) sooner(prefill_->ready_ns());
-  if (decode_->wants_step(receiver_.has_news())) sooner(decode_->ready_ns());
+  take_sooner(next, client_.next_due_ns());
+  take_sooner(next, network_.next_due_ns());
+  take_sooner(next, sender_.next_timer_ns());
+  take_sooner(next, receiver_.next_timer_ns());
+  if (prefill_->wants_step(sender_.has_news())) take_sooner(next, prefill_->ready_ns());
+  if (decode_->wants_step(receiver_.has_news())) take_sooner(next, decode_->ready_ns());
   return next;
 }
 
@@ -305,7 +304,8 @@ Result<bool> Pair::step(PairedEngine& engine, bool has_news) {
   if (!engine.wants_step(has_news) || engine.ready_ns() > now_ns_) return true;
   if (report_.is_cut_short || ledger_.finding()) return true;
   auto goes_on = engine.step(now_ns_);
-  report_.is_cut_short = options_.steps_max > 0 && num_steps() >= options_.steps_max;
+  report_.is_cut_short =
+      stop_requested() || (options_.steps_max > 0 && num_steps() >= options_.steps_max);
   return goes_on;
 }
 
@@ -405,7 +405,7 @@ void Pair::find_divergence(std::string_view who, const RunSummary& engine) {
 }
 
 // Completes both runs and decides the verdict. Only an undisturbed run is checked for requests that
-// wait forever: after a finding or at steps_max, unfinished requests are expected. A stuck engine
+// wait forever: after a finding or a cut, unfinished requests are expected. A stuck engine
 // explains requests that never end, so the ledger's final checks run only without one.
 Result<void> Pair::close() {
   const bool is_whole = !ledger_.finding() && !report_.is_cut_short;

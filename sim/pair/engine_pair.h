@@ -147,12 +147,12 @@ enum class PairVerdict : std::uint8_t {
   liveness,  // unfinished requests wait forever, see the engines' summaries
 };
 
-// Result of a run. `finding` is set exactly if the verdict is `broken`. A run that steps_max cuts
-// short is not checked for unfinished requests, so its verdict may be `kept` with live requests.
+// Result of a run. `finding` is set exactly if the verdict is `broken`. A run that is cut short is
+// not checked for unfinished requests, so its verdict may be `kept` with live requests.
 struct PairReport : TravellerCounts {
   PairVerdict verdict = PairVerdict::kept;
   std::optional<TransferFinding> finding;
-  bool is_cut_short = false;      // by steps_max
+  bool is_cut_short = false;      // by steps_max or a stop signal
   std::int64_t simulated_ns = 0;  // virtual time of the last event
   NetworkCounts network;
   TransferCounts transfers;
@@ -170,9 +170,9 @@ struct PairProgress {
 };
 
 // Runs both engines until the client has no further arrivals and nothing can happen, until the
-// first finding, or until steps_max. `client` supplies the requests, their aborts and the decode
-// engine's sampled tokens. Calls `progress` after each turn. Errors: a refused configuration
-// (check_pair()), an invalid trace, a backend that fails.
+// first finding, until steps_max or a stop signal. `client` supplies the requests, their aborts and
+// the decode engine's sampled tokens. Calls `progress` after each turn. Errors: a refused
+// configuration (check_pair()), an invalid trace, a backend that fails.
 Result<PairReport> run_pair(const PairOptions& options, Workload& client,
                             const std::function<void(const PairProgress&)>& progress = {});
 

@@ -2,6 +2,7 @@
 // encoding, timeouts, planted defects and counters.
 #pragma once
 
+#include <algorithm>
 #include <compare>
 #include <cstdint>
 #include <functional>
@@ -88,6 +89,11 @@ struct NetworkCounts {
   std::int64_t reordered = 0;  // delivered after a packet sent later between the same endpoints
   bool operator==(const NetworkCounts&) const = default;
 };
+
+// Lowers the time of the next event to `at_ns`; absent: no such event.
+inline void take_sooner(std::optional<std::int64_t>& next, std::optional<std::int64_t> at_ns) {
+  if (at_ns) next = std::min(next.value_or(*at_ns), *at_ns);
+}
 
 class Network {
  public:

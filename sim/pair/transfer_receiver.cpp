@@ -292,9 +292,8 @@ void TransferReceiver::at(std::int64_t now_ns) {
 
 std::optional<std::int64_t> TransferReceiver::next_timer_ns() const {
   std::optional<std::int64_t> next;
-  const auto sooner = [&next](std::int64_t at_ns) { next = std::min(next.value_or(at_ns), at_ns); };
-  for (const auto& [transfer, load] : loads_) sooner(load.retry_ns);
-  for (const auto& [transfer, release] : releases_) sooner(release.retry_ns);
+  for (const auto& [transfer, load] : loads_) take_sooner(next, load.retry_ns);
+  for (const auto& [transfer, release] : releases_) take_sooner(next, release.retry_ns);
   return next;
 }
 
@@ -463,9 +462,8 @@ void TransferSender::at(std::int64_t now_ns) {
 
 std::optional<std::int64_t> TransferSender::next_timer_ns() const {
   std::optional<std::int64_t> next;
-  const auto sooner = [&next](std::int64_t at_ns) { next = std::min(next.value_or(at_ns), at_ns); };
-  for (const auto& [transfer, held] : held_) sooner(held.expires_ns);
-  for (const Outgoing& leaving : leaving_) sooner(leaving.at_ns);
+  for (const auto& [transfer, held] : held_) take_sooner(next, held.expires_ns);
+  for (const Outgoing& leaving : leaving_) take_sooner(next, leaving.at_ns);
   return next;
 }
 

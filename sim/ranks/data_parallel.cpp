@@ -9,8 +9,6 @@
 
 #include "base/check.h"
 #include "base/stopwatch.h"
-#include "reference/profiles/engine_profile.h"
-#include "reference/profiles/releases.h"
 #include "sim/step/backend_config.h"
 
 namespace lockstep {
@@ -80,6 +78,34 @@ std::optional<UnmetCollective> first_unmet(std::span<const std::vector<Collectiv
     }
   }
   return std::nullopt;
+}
+
+bool is_vote_step(DpVotes votes, std::int64_t step_of_wave) {
+  if (votes == DpVotes::every_32_steps) return step_of_wave % 32 == 0;
+  return step_of_wave == 1 || step_of_wave % 16 == 0;
+}
+
+namespace {
+
+// In floating point, in the engine's order: rounding decides between nearly equal loads.
+double number_of(const RankLoad& rank, DpLoad rule) {
+  if (rule == DpLoad::four_per_waiting) return static_cast<double>(4 * rank.waiting + rank.running);
+  const std::int64_t requests = std::max(rank.in_flight, rank.waiting + rank.running);
+  return static_cast<double>(requests) +
+         static_cast<double>(rank.waiting) * 6.0 * std::max(0.0, rank.cache_usage - 0.5);
+}
+
+}  // namespace
+
+std::size_t LoadBalancer::next(std::span<const RankLoad> loads) {
+  std::size_t least = first_;
+  for (std::size_t i = 1; i < loads.size(); ++i) {
+    const std::size_t rank = (first_ + i) % loads.size();
+    if (number_of(loads[rank], profile_.dp_load) < number_of(loads[least], profile_.dp_load))
+      least = rank;
+  }
+  if (profile_.rotates_dp_ties) first_ = (first_ + 1) % loads.size();
+  return least;
 }
 
 DataParallelRank::DataParallelRank(const DataParallelOptions& options, std::int32_t rank,
@@ -180,7 +206,11 @@ struct Engine {
 class DataParallelRun {
  public:
   DataParallelRun(const RunConfig& config, const DataParallelOptions& options, Workload& workload)
-      : config_(config), options_(options), workload_(workload) {}
+      : config_(config),
+        options_(options),
+        workload_(workload),
+        profile_(engine_profile(config.engine.engine)),
+        balancer_(profile_) {}
 
   Result<void> begin(std::span<const EngineParts> engines);
   Result<RunReport> run();
@@ -202,6 +232,8 @@ class DataParallelRun {
   const RunConfig& config_;
   const DataParallelOptions& options_;
   Workload& workload_;
+  const EngineProfile& profile_;
+  LoadBalancer balancer_;
   std::vector<Engine> engines_;
   std::vector<DataParallelRank> ranks_;
   std::vector<std::int64_t> scheduled_;   // tokens of each rank in the step
@@ -223,13 +255,12 @@ Result<void> DataParallelRun::begin(std::span<const EngineParts> engines) {
   std::int64_t num_layers = 0;
   for (const KVCacheGroupSpec& group : config_.backend.plan.groups)
     num_layers += std::ssize(group.layer_names);
-  const std::int64_t sync_rows = engine_profile(config_.engine.engine).dp_sync_rows;
   for (const EngineParts& parts : engines) {
     LS_ASSIGN_OR_RETURN(auto run, LockstepRun::start(config_, parts.run));
     engines_.push_back({&parts.run.decisions, &parts.dealt, &parts.run.workload, std::move(run)});
     ranks_.emplace_back(options_, static_cast<std::int32_t>(ranks_.size()),
                         RankSizes{.tp_size = config_.backend.parallel.tp_size,
-                                  .sync_rows = sync_rows,
+                                  .sync_rows = profile_.dp_sync_rows,
                                   .num_layers = num_layers,
                                   .max_capture_size = config_.backend.max_cudagraph_capture_size,
                                   .max_tokens_per_step = config_.backend.max_tokens_per_step});
@@ -288,12 +319,18 @@ Result<RunReport> DataParallelRun::run() {
   return finish();
 }
 
-// vLLM 0.22.1, v1/engine/core_client.py, get_core_engine_for_request(): waiting requests count four
-// times. Requests that the rank has not received yet count as waiting.
-std::int64_t load_of(const Engine& engine) {
-  const std::int64_t waiting =
+// Requests that the rank has not received yet count as waiting; with DpLoad::in_flight also those
+// that wait for a connector. The null block is never in use.
+RankLoad load_of(const Engine& engine, DpLoad rule, std::int64_t num_blocks) {
+  std::int64_t waiting =
       std::ssize(engine.decisions->waiting()) + engine.dealt->num_dealt_requests();
-  return 4 * waiting + std::ssize(engine.decisions->running());
+  if (rule == DpLoad::in_flight) waiting += std::ssize(engine.decisions->skipped());
+  const auto usable = static_cast<double>(num_blocks - 1);
+  const auto free = static_cast<double>(engine.decisions->num_free_blocks());
+  return {.waiting = waiting,
+          .running = std::ssize(engine.decisions->running()),
+          .in_flight = engine.dealt->num_in_flight(),
+          .cache_usage = usable > 0 ? 1.0 - free / usable : 0.0};
 }
 
 // Distributes the events of a turn. A new request goes to the rank with the lowest load at that
@@ -302,7 +339,10 @@ std::int64_t load_of(const Engine& engine) {
 void DataParallelRun::deal(std::vector<WorkloadEvent> events) {
   for (WorkloadEvent& event : events) {
     if (event.kind == WorkloadEvent::Kind::add) {
-      std::ranges::min_element(engines_, {}, load_of)->dealt->deal(std::move(event));
+      std::vector<RankLoad> loads;
+      for (const Engine& engine : engines_)
+        loads.push_back(load_of(engine, profile_.dp_load, config_.backend.plan.num_blocks));
+      engines_[balancer_.next(loads)].dealt->deal(std::move(event));
       in_wave_ = true;
       continue;
     }
@@ -356,7 +396,7 @@ Result<bool> DataParallelRun::meet() {
   own_tokens_.clear();
   for (std::size_t r = 0; r < ranks_.size(); ++r)
     own_tokens_.push_back(ranks_[r].own_tokens(scheduled_[r]));
-  const bool votes = ++steps_of_wave_ % kStepsBetweenVotes == 0;
+  const bool votes = is_vote_step(profile_.dp_votes, ++steps_of_wave_);
   std::vector<std::vector<Collective>> calls;
   for (std::size_t r = 0; r < ranks_.size(); ++r) {
     calls.push_back(ranks_[r].calls(scheduled_[r], own_tokens_, votes));
@@ -403,7 +443,7 @@ Result<bool> DataParallelRun::execute() {
   }
   workload_.step_done(most);
   for (Engine& engine : engines_) engine.dealt->pass_on();
-  if (in_wave_ && steps_of_wave_ % kStepsBetweenVotes == 0 && !has_unfinished()) {
+  if (in_wave_ && is_vote_step(profile_.dp_votes, steps_of_wave_) && !has_unfinished()) {
     in_wave_ = false;
     steps_of_wave_ = 0;
   }
@@ -417,13 +457,6 @@ Result<RunReport> DataParallelRun::finish() {
   RunReport report;
   RunSummary& all = report.summary;
   all.backend = engines_.front().run->summary().backend;
-  // Its rules of load and votes are followed for every release (data_parallel.h).
-  const std::string& followed = connector_profile().name;
-  if (!config_.engine.engine.starts_with(followed))
-    all.not_checked.push_back(
-        fmt::format("which data parallel rank {} gives a request to, and when the ranks vote: the "
-                    "run follows {}",
-                    config_.engine.engine, followed));
   for (std::size_t r = 0; r < engines_.size(); ++r) {
     LS_ASSIGN_OR_RETURN(auto one, engines_[r].run->finish());
     const RunSummary& summary = report.engines.emplace_back(std::move(one.summary));
@@ -461,6 +494,7 @@ void DealtWorkload::deal(WorkloadEvent event) {
     // erase it.
     std::erase(left_before_, event.request.name);
     names_.insert(event.request.name);
+    ++num_in_flight_;
   }
   dealt_.push_back(std::move(event));
 }
@@ -487,6 +521,7 @@ void DealtWorkload::advance_to(std::int64_t now_ns) { until_ns_ = std::max(until
 void DealtWorkload::pass_on() {
   all_.advance_to(until_ns_);
   for (const std::string& name : std::exchange(left_before_, {})) names_.erase(name);
+  num_in_flight_ -= std::ssize(left_);
   for (auto& [name, ticket] : std::exchange(left_, {})) {
     all_.request_left(name, ticket);
     left_before_.push_back(std::move(name));

@@ -5,9 +5,8 @@
 // (1) All ranks run every step of a wave, with or without work. An idle rank runs a batch of no
 //     request, whose padded tokens write nothing. The backend executes it, and everything is
 //     compared as in any other step.
-// (2) A request goes to the rank with the least load (4 * waiting + running), the lowest rank on
-//     ties, and stays there. Aborts reach their request, resets of the prefix cache reach all
-//     ranks.
+// (2) A request goes to the rank with the least load (LoadBalancer) and stays there. Aborts reach
+//     their request, resets of the prefix cache reach all ranks.
 // (3) The ranks share one clock: a step takes as long as that of the rank with the most tokens, or
 //     with the latest output.
 // (4) The calls of each rank in a step are matched before it runs. The first mismatch ends the run:
@@ -19,15 +18,16 @@
 //     replay, and all run that size. If a rank has more tokens than the largest graph, each keeps
 //     its own size and none replays a graph.
 //
-// Rules of vLLM 0.22.1, for every release: v1/engine/core_client.py, DPLBAsyncMPClient,
-// get_core_engine_for_request(); v1/engine/core.py, DPEngineCoreProc. Later releases differ. 0.32.0
-// and 0.33.0 take max(requests in flight, waiting + running) as the load, add a term for waiting
-// requests above 50 % cache use, and rotate the rank that wins ties.
+// Rules: vLLM, v1/engine/core_client.py (DPLBAsyncMPClient), v1/engine/core.py (DPEngineCoreProc).
+// EngineProfile has the differences between releases: dp_load, rotates_dp_ties, dp_votes,
+// dp_sync_rows.
 //
-// Not modelled: load balancing from stale counts, the load of later releases, expert parallelism
+// Not modelled: load balancing by several clients or from stale counts (vLLM publishes them at most
+// every 100 ms); in the load of vLLM 0.22.1, requests that wait for a connector; expert parallelism
 // beyond its collectives.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <set>
@@ -39,6 +39,7 @@
 
 #include "base/names.h"
 #include "base/result.h"
+#include "reference/profiles/engine_profile.h"
 #include "sim/engine/lockstep.h"
 #include "sim/engine/workload.h"
 #include "sim/protocol/backend.h"
@@ -98,10 +99,30 @@ struct DataParallelOptions {
   DataParallelDefect defect = DataParallelDefect::none;
 };
 
-// Steps of a wave between two exchanges of whether any rank has requests left. 32 in vLLM 0.22.1
-// (v1/engine/core.py, _has_global_unfinished_reqs()). 0.32.0 and 0.33.0 also exchange in the first
-// step of a wave and otherwise every dp_sync_interval steps (16); this is not modelled.
-inline constexpr std::int64_t kStepsBetweenVotes = 32;
+// Returns true if the ranks exchange in this step of a wave whether any has requests left. Steps
+// count from 1.
+bool is_vote_step(DpVotes votes, std::int64_t step_of_wave);
+
+// Load of one rank.
+struct RankLoad {
+  std::int64_t waiting = 0;
+  std::int64_t running = 0;
+  std::int64_t in_flight = 0;  // requests sent to the rank whose end it has not reported
+  double cache_usage = 0;      // blocks in use, 0 to 1
+};
+
+// Selects the rank of each new request as vLLM's client does: the one with the least load, and on
+// ties the first from a rank that may rotate (EngineProfile::rotates_dp_ties).
+class LoadBalancer {
+ public:
+  explicit LoadBalancer(const EngineProfile& profile) : profile_(profile) {}
+  // REQUIRES: `loads` has one entry per rank, the same number in every call.
+  std::size_t next(std::span<const RankLoad> loads);
+
+ private:
+  const EngineProfile& profile_;
+  std::size_t first_ = 0;  // wins ties
+};
 
 // Sizes that a rank's collectives depend on, equal on all ranks.
 struct RankSizes {
@@ -123,8 +144,8 @@ struct RankSizes {
 // (3) With captured graphs, a rank first pads to the size of the graph that takes its tokens, if tp
 //     divides that size. If any rank has no graph, none is padded to the largest and none replays a
 //     graph: the collectives inside a graph only match if all ranks run its size.
-// (4) In every 32nd step of a wave the ranks exchange whether any has requests left. If none has,
-//     they pause.
+// (4) In some steps of a wave (is_vote_step()) the ranks exchange whether any has requests left. If
+//     none has, they pause.
 //
 // Rules: vLLM 0.22.1, v1/worker/dp_utils.py (_post_process_dp_padding(),
 // _post_process_cudagraph_mode()), forward_context.py (DPMetadata). Not decided here: whether the
@@ -171,14 +192,6 @@ struct EngineParts {
 Result<RunReport> run_data_parallel(const RunConfig& config, const DataParallelOptions& options,
                                     std::span<const EngineParts> engines, Workload& workload);
 
-// The workload of data parallel ranks, as one rank sees it.
-//
-// Invariants
-// (1) It receives the rank's share and answers for its own requests. It forwards an abort only
-//     while the rank has the request: until the step after the one in which it ended.
-// (2) When all ranks have completed the step, it reports its ended requests and the step's duration
-//     to the shared workload.
-
 // One rank's share of the workload of data parallel ranks.
 //
 // Invariants
@@ -197,6 +210,8 @@ class DealtWorkload final : public Workload {
   void deal(WorkloadEvent event);
   // Requests added since the rank's last turn. They count as waiting for the load balance.
   std::int64_t num_dealt_requests() const;
+  // Requests whose end has not been passed on.
+  std::int64_t num_in_flight() const { return num_in_flight_; }
   // Returns true if an abort of the request belongs to this rank.
   bool knows(std::string_view request) const { return names_.find(request) != names_.end(); }
   // Forwards the reports of a step to the shared workload. REQUIRES: all ranks have completed it.
@@ -222,7 +237,8 @@ class DealtWorkload final : public Workload {
   std::set<std::string, std::less<>> names_;                 // requests that an abort can reach
   std::vector<std::pair<std::string, std::uint64_t>> left_;  // ended in the current step
   std::vector<std::string> left_before_;                     // ended in the previous step
-  std::int64_t until_ns_ = 0;                                // the step does not end earlier
+  std::int64_t num_in_flight_ = 0;
+  std::int64_t until_ns_ = 0;  // the step does not end earlier
 };
 
 }  // namespace lockstep

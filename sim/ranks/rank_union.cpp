@@ -172,7 +172,7 @@ Checked RankUnion::check_block(BlockId block) {
       if (layer == nullptr) continue;  // in another pipeline stage
       LS_RETURN_IF_ERROR(count_holders(ranks_[r], *layer, block, pages[r], by_bytes, rows));
     }
-    LS_RETURN_UNLESS_FINE(check_even(block, g, i, rows));
+    LS_RETURN_UNLESS_FINE(check_even(block, g, i, number, rows));
     rows_checked_ += std::ssize(rows);
   }
   return {};
@@ -260,7 +260,7 @@ Result<void> RankUnion::count_holders(const RankMemory& rank, const ModelLayer& 
 // that keeps too few or too many heads or tokens breaks the evenness. Rows without unique bytes
 // only need a holder.
 Checked RankUnion::check_even(BlockId block, std::size_t group, std::size_t layer,
-                              const Rows& rows) const {
+                              std::int32_t number, const Rows& rows) const {
   std::int64_t most = least_holders(config_, config_.plan.groups[group].layer_spec(layer));
   for (const Row& row : rows)
     if (row.is_unique) most = std::max(most, row.holders);
@@ -271,6 +271,7 @@ Checked RankUnion::check_even(BlockId block, std::size_t group, std::size_t laye
   Divergence found;
   found.phase = Phase::ranks_together;
   found.step = whole_->step();
+  found.layer = number;
   found.layer_name = config_.plan.groups[group].layer_names[layer];
   found.group = static_cast<std::int32_t>(group);
   found.block = index_of(block);
@@ -281,9 +282,9 @@ Checked RankUnion::check_even(BlockId block, std::size_t group, std::size_t laye
   found.found = fmt::format("on {}", row->holders);
   found.doing = "reading one block out of the memory of all ranks";
   found.message = fmt::format(
-      "{} of head {} of the whole model's layer {}, token {} in block {}: {} of {} ranks hold it, "
-      "and other rows of the layer are on {}",
-      found.part, row->head, found.layer_name, found.token, found.block, row->holders,
+      "{} of head {} of the whole model's layer {} ({}), token {} in block {}: {} of {} ranks hold "
+      "it, and other rows of the layer are on {}",
+      found.part, row->head, number, found.layer_name, found.token, found.block, row->holders,
       ranks_.size(), most);
   return found;
 }

@@ -111,7 +111,9 @@ class RankUnion final : public MemoryCheck {
   Result<void> count_holders(const RankMemory& rank, const ModelLayer& layer, BlockId block,
                              Pages& pages, const RowsByBytes& by_bytes, Rows& rows) const;
   // Returns a divergence if a row is missing, or is on fewer ranks than the others: invariant (3).
-  Checked check_even(BlockId block, std::size_t group, std::size_t layer, const Rows& rows) const;
+  // `number`: as above.
+  Checked check_even(BlockId block, std::size_t group, std::size_t layer, std::int32_t number,
+                     const Rows& rows) const;
 
   BackendConfig config_;  // of the whole model
   std::optional<UnshardedCache> whole_;

@@ -4,6 +4,10 @@
 
 #include <algorithm>
 #include <array>
+#include <iomanip>
+#include <map>
+#include <set>
+#include <sstream>
 
 #include "base/json_writer.h"
 #include "base/markup.h"
@@ -19,71 +23,48 @@ constexpr std::int64_t kMapColumns = 96;
 constexpr std::int64_t kSvgWidth = 960, kSvgLeft = 200, kSvgRow = 44;
 constexpr char kSeveral = '#';
 
+// A part of a block in drawings. Layers, or states, have the colours in turn.
+struct Look {
+  char symbol;
+  std::string_view text;
+  std::vector<std::string_view> colours;
+};
+
+const Look& look_of(const BlockRun& run) {
+  static const std::map<PartKind, Look> looks = {
+      {PartKind::k, {'K', "K", {"#4e79a7", "#2f5d8a"}}},
+      {PartKind::v, {'V', "V", {"#a0cbe8", "#7fb2d9"}}},
+      {PartKind::row, {'R', "rows", {"#4e79a7", "#2f5d8a"}}},
+      {PartKind::state, {'s', "state", {"#59a14f", "#8cd17d", "#b6992d", "#f1ce63"}}},
+      {PartKind::padding, {'.', "padding, or of other groups", {"#d3d3d3"}}},
+      {PartKind::empty_place, {'-', "empty position of the pack", {"#ff9d9a"}}},
+  };
+  return looks.at(run.kind);
+}
+
 char symbol(const BlockRun& run) {
-  switch (run.kind) {
-    case PartKind::k:
-      return 'K';
-    case PartKind::v:
-      return 'V';
-    case PartKind::row:
-      return 'R';
-    case PartKind::state:
-      return run.part < 8 ? static_cast<char>('a' + run.part) : 's';
-    case PartKind::padding:
-      return '.';
-    case PartKind::empty_place:
-      return '-';
-  }
-  return '?';
+  const bool is_lettered = run.kind == PartKind::state && run.part < 8;
+  return is_lettered ? static_cast<char>('a' + run.part) : look_of(run).symbol;
 }
 
 std::string_view colour(const BlockRun& run) {
-  constexpr std::array<std::string_view, 4> kStates{"#59a14f", "#8cd17d", "#b6992d", "#f1ce63"};
-  switch (run.kind) {
-    case PartKind::k:
-    case PartKind::row:
-      return run.layer % 2 == 0 ? "#4e79a7" : "#2f5d8a";
-    case PartKind::v:
-      return run.layer % 2 == 0 ? "#a0cbe8" : "#7fb2d9";
-    case PartKind::state:
-      return kStates[static_cast<std::size_t>(run.part) % 4];
-    case PartKind::padding:
-      return "#d3d3d3";
-    case PartKind::empty_place:
-      return "#ff9d9a";
-  }
-  return "#000000";
+  const auto& colours = look_of(run).colours;
+  const std::int32_t turn = run.kind == PartKind::state ? run.part : std::max(run.layer, 0);
+  return colours[static_cast<std::size_t>(turn) % colours.size()];
 }
 
 std::string kind_text(const BlockRun& run) {
-  switch (run.kind) {
-    case PartKind::k:
-      return "K";
-    case PartKind::v:
-      return "V";
-    case PartKind::row:
-      return "rows";
-    case PartKind::state:
-      return fmt::format("state {}", run.part);
-    case PartKind::padding:
-      return "padding, or of other groups";
-    case PartKind::empty_place:
-      return "empty position of the pack";
-  }
-  return "?";
+  std::string text(look_of(run).text);
+  if (run.kind == PartKind::state) text += fmt::format(" {}", run.part);
+  return text;
 }
 
 // A way to fill a block, and the groups and tensors whose blocks are filled so.
 struct Filling {
   std::vector<BlockRun> runs;
-  std::vector<std::size_t> groups, tensors;  // ascending
-  std::vector<const LayerMemory*> layers;    // of the first group in the first tensor
+  std::set<std::size_t> groups, tensors;
+  std::vector<const LayerMemory*> layers;  // of the first group in the first tensor
 };
-
-void add_once(std::vector<std::size_t>& numbers, std::size_t number) {
-  const auto at = std::ranges::lower_bound(numbers, number);
-  if (at == numbers.end() || *at != number) numbers.insert(at, number);
-}
 
 std::vector<Filling> fillings(const MemoryPlan& plan) {
   std::vector<Filling> all;
@@ -94,22 +75,21 @@ std::vector<Filling> fillings(const MemoryPlan& plan) {
       auto same = std::ranges::find(all, runs, &Filling::runs);
       if (same == all.end())
         same = all.insert(all.end(), {std::move(runs), {}, {}, layers_in(plan, g, t)});
-      add_once(same->groups, g);
-      add_once(same->tensors, t);
+      same->groups.insert(g);
+      same->tensors.insert(t);
     }
   return all;
 }
 
 // "0-11", "3", "0, 2-4".
-std::string numbers_text(const std::vector<std::size_t>& numbers) {
+std::string numbers_text(const std::set<std::size_t>& numbers) {
   std::string text;
-  for (std::size_t i = 0; i < numbers.size();) {
-    std::size_t end = i + 1;
-    while (end < numbers.size() && numbers[end] == numbers[end - 1] + 1) ++end;
+  for (auto at = numbers.begin(); at != numbers.end();) {
+    const std::size_t first = *at;
+    std::size_t end = first;
+    for (; at != numbers.end() && *at == end; ++at) ++end;
     text += text.empty() ? "" : ", ";
-    text += end - i == 1 ? fmt::format("{}", numbers[i])
-                         : fmt::format("{}-{}", numbers[i], numbers[end - 1]);
-    i = end;
+    text += end - first == 1 ? fmt::format("{}", first) : fmt::format("{}-{}", first, end - 1);
   }
   return text;
 }
@@ -211,12 +191,9 @@ void append_svg_row(const Filling& filling, const std::string& stage, std::int64
 
 // A text in DOT's quotes.
 std::string quoted(const std::string& text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') out += '\\';
-    out += c;
-  }
-  return out + '"';
+  std::ostringstream out;
+  out << std::quoted(text);
+  return out.str();
 }
 
 }  // namespace
@@ -284,6 +261,18 @@ std::string plan_dot(const PlanReport& report) {
 
 namespace {
 
+// An array of objects under `key`; `write` adds the members of one.
+template <class Rows, class Write>
+void write_objects(JsonWriter& out, std::string_view key, const Rows& rows, const Write& write) {
+  out.key(key).begin_array();
+  for (const auto& row : rows) {
+    out.begin_object();
+    write(row);
+    out.end_object();
+  }
+  out.end_array();
+}
+
 void write_aligned(JsonWriter& out, const AlignedSizes& aligned) {
   out.key("aligned").begin_object().integer("block_size", aligned.block_size);
   out.key("mamba_block_size").integer_or_null(aligned.mamba_block_size);
@@ -316,9 +305,8 @@ void write_layout(JsonWriter& out, const LayerMemory& layer) {
   const PartRows& first = layer.parts.front();
   std::int64_t real_bytes = 0;
   for (const PartRows& part : layer.parts) real_bytes += bytes_of(part);
-  out.begin_object().integer("tensor", layer.tensor);
-  out.integer("page_size_bytes", layer.page_bytes());
-  out.integer("real_page_size_bytes", real_bytes);
+  out.key("layout").begin_object().integer("tensor", layer.tensor);
+  out.integer("page_size_bytes", layer.page_bytes()).integer("real_page_size_bytes", real_bytes);
   out.integer("block_stride_bytes", first.block_stride);
   if (!layer.keeps_rows()) {
     out.key("state_offsets_bytes").begin_array();
@@ -339,23 +327,18 @@ void write_layout(JsonWriter& out, const LayerMemory& layer) {
   out.end_object();
 }
 
-void write_view(JsonWriter& out, const TensorView& view) {
-  out.begin_object().string("dtype", name_of(view.dtype));
-  out.key("shape").integers(view.shape).key("stride").integers(view.stride);
-  out.integer("offset", view.storage_offset).end_object();
-}
-
 // Layers by name: where they lie, and how a kernel sees them.
 void write_layers(JsonWriter& out, const TensorDetails& details, std::size_t w) {
   out.key("layers").begin_object();
   for (const LayerMemory& layer : details.pools[w].layers) {
-    out.key(layer.name).begin_object();
-    out.integer("group", static_cast<std::int64_t>(layer.group)).key("layout");
+    out.key(layer.name).begin_object().integer("group", static_cast<std::int64_t>(layer.group));
     write_layout(out, layer);
-    out.key("views").begin_array();
-    for (const TensorView& view : details.views[w].groups[layer.group][layer.layer].tensors)
-      write_view(out, view);
-    out.end_array().end_object();
+    const LayerViews& views = details.views[w].groups[layer.group][layer.layer];
+    write_objects(out, "views", views.tensors, [&](const TensorView& view) {
+      out.string("dtype", name_of(view.dtype)).key("shape").integers(view.shape);
+      out.key("stride").integers(view.stride).integer("offset", view.storage_offset);
+    });
+    out.end_object();
   }
   out.end_object();
 }
@@ -372,28 +355,26 @@ void write_capacity(JsonWriter& out, const Capacity& capacity) {
   out.integer("fixed_bytes_per_request", capacity.fixed_bytes_per_request);
   out.integer("pool_bytes", capacity.pool_bytes);
   out.integer("slot_address_space", capacity.slot_address_space);
-  out.key("groups").begin_array();
-  for (const GroupCapacity& group : capacity.groups) {
-    out.begin_object().string("kind", name_of(group.kind)).boolean("grows", group.grows);
+  write_objects(out, "groups", capacity.groups, [&](const GroupCapacity& group) {
+    out.string("kind", name_of(group.kind)).boolean("grows", group.grows);
     out.integer("blocks_per_request", group.blocks_per_request);
     out.integer("used_bytes", group.used_bytes).integer("padding_bytes", group.padding_bytes);
     out.integer("pack_waste_bytes", group.pack_waste_bytes);
     out.integer("absent_layer_bytes", group.absent_layer_bytes);
-    out.integer("slot_address_space", group.slot_address_space).end_object();
-  }
-  out.end_array().key("formulas").begin_object();
+    out.integer("slot_address_space", group.slot_address_space);
+  });
+  out.key("formulas").begin_object();
   for (const Formula& formula : capacity.formulas) out.string(formula.figure, formula.formula);
   out.end_object().end_object();
 }
 
-void write_tensor_plan(JsonWriter& out, const TensorDetails& details) {
+void write_plan(JsonWriter& out, const TensorDetails& details, const PlanReport&) {
   write_options(out, details);
   write_aligned(out, details.plan.aligned);
   out.key("workers").begin_array();
   for (std::size_t w = 0; w < details.plan.workers.size(); ++w) {
     const KVCacheConfig& worker = details.plan.workers[w];
-    out.begin_object().key("plan");
-    write_kv_cache_config(out, worker);
+    write_kv_cache_config(out.begin_object().key("plan"), worker);
     out.key("kernel_block_sizes").integers(details.views[w].kernel_block_sizes);
     write_layers(out, details, w);
     if (!worker.groups.empty()) write_capacity(out, details.capacity[w]);
@@ -402,27 +383,15 @@ void write_tensor_plan(JsonWriter& out, const TensorDetails& details) {
   out.end_array();
 }
 
-void write_options(JsonWriter& out, const PlacementOptions& options) {
+void write_options(JsonWriter& out, const PlacementOptions& o) {
   out.key("options").begin_object();
-  out.integer("tp", options.tp).integer("pp", options.pp);
-  out.integer("dcp", options.dcp).integer("pcp", options.pcp);
-  out.string("kv_dtype", options.format);
-  out.string("mamba_cache_mode", name_of(options.mamba_cache_mode));
-  out.integer("num_spec", options.num_spec).integer("max_model_len", options.max_model_len);
-  out.integer("max_num_batched_tokens", options.max_num_batched_tokens);
-  out.integer("memory_bytes", options.memory_bytes);
-  out.key("block_size").integer_or_null(options.block_size);
-  out.key("num_gpu_blocks_override").integer_or_null(options.num_gpu_blocks_override);
-  out.boolean("disable_hybrid_kv_cache_manager", options.disable_hybrid_kv_cache_manager)
-      .end_object();
-}
-
-void write_placed_spec(JsonWriter& out, const KVCacheSpec& spec) {
-  out.string("type", planned_name_of(spec.kind)).integer("block_size", spec.block_size);
-  out.integer("page_size_bytes", page_bytes(spec));
-  out.integer("unpadded_page_size_bytes", unpadded_page_bytes(spec));
-  out.key("hnc").begin_array().integer(num_heads(spec)).integer(rows_of(spec, spec.block_size));
-  out.integer(content_bytes(spec)).end_array();
+  out.integer("tp", o.tp).integer("pp", o.pp).integer("dcp", o.dcp).integer("pcp", o.pcp);
+  out.string("kv_dtype", o.format).string("mamba_cache_mode", name_of(o.mamba_cache_mode));
+  out.integer("num_spec", o.num_spec).integer("max_model_len", o.max_model_len);
+  out.integer("max_num_batched_tokens", o.max_num_batched_tokens);
+  out.integer("memory_bytes", o.memory_bytes).key("block_size").integer_or_null(o.block_size);
+  out.key("num_gpu_blocks_override").integer_or_null(o.num_gpu_blocks_override);
+  out.boolean("disable_hybrid_kv_cache_manager", o.disable_hybrid_kv_cache_manager).end_object();
 }
 
 void write_page(JsonWriter& out, std::string_view name, const CachePage& page) {
@@ -434,35 +403,33 @@ void write_page(JsonWriter& out, std::string_view name, const CachePage& page) {
 }
 
 void write_groups(JsonWriter& out, const Placement& plan) {
-  out.key("groups").begin_array();
-  for (const KVCacheGroupSpec& group : plan.groups) {
-    out.begin_object().key("layers").strings(group.layer_names);
-    out.boolean("is_uniform", group.is_uniform_type());
-    write_placed_spec(out, group.spec);
-    out.end_object();
-  }
-  out.end_array().key("tensors").begin_array();
-  for (const PlacedTensor& tensor : plan.tensors) {
-    out.begin_object().key("layers").strings(tensor.layers);
+  write_objects(out, "groups", plan.groups, [&](const KVCacheGroupSpec& group) {
+    const KVCacheSpec& spec = group.spec;
+    out.key("layers").strings(group.layer_names).boolean("is_uniform", group.is_uniform_type());
+    out.string("type", planned_name_of(spec.kind)).integer("block_size", spec.block_size);
+    out.integer("page_size_bytes", page_bytes(spec));
+    out.integer("unpadded_page_size_bytes", unpadded_page_bytes(spec));
+    out.key("hnc").integers(
+        std::array{num_heads(spec), rows_of(spec, spec.block_size), content_bytes(spec)});
+  });
+  write_objects(out, "tensors", plan.tensors, [&](const PlacedTensor& tensor) {
+    out.key("layers").strings(tensor.layers);
     out.integer("size", tensor.size_bytes).integer("offset", tensor.offset);
     out.integer("layer_stride", tensor.layer_stride).integer("block_stride", tensor.block_stride);
-    out.end_object();
-  }
-  out.end_array();
+  });
 }
 
 void write_pages(JsonWriter& out, const WorkerPages& pages, const MemoryPlan& memory) {
   out.key("kernel_block_sizes").integers(pages.kernel_block_sizes);
-  out.key("mapped_tables").begin_array();
-  for (const KernelBlockGroup& group : pages.kernel_block_groups) {
-    out.begin_object().integer("group", static_cast<std::int64_t>(group.group));
-    out.string("first", group.first).integer("kernel_block_size", group.kernel_block_size);
-    out.integer("kernel_block_stride", group.kernel_block_stride).end_object();
-  }
-  out.end_array().key("layers").begin_object();
+  write_objects(
+      out, "mapped_tables", pages.kernel_block_groups, [&](const KernelBlockGroup& group) {
+        out.integer("group", static_cast<std::int64_t>(group.group)).string("first", group.first);
+        out.integer("kernel_block_size", group.kernel_block_size);
+        out.integer("kernel_block_stride", group.kernel_block_stride);
+      });
+  out.key("layers").begin_object();
   for (const LayerPage& layer : pages.layers) {
-    out.key(layer.name).begin_object();
-    out.integer("group", static_cast<std::int64_t>(layer.group));
+    out.key(layer.name).begin_object().integer("group", static_cast<std::int64_t>(layer.group));
     write_page(out, "page", layer.page);
     if (!(layer.bound == layer.page)) write_page(out, "bound", layer.bound);
     out.end_object();
@@ -481,16 +448,31 @@ void write_pages(JsonWriter& out, const WorkerPages& pages, const MemoryPlan& me
   out.end_array();
 }
 
-void write_regions(JsonWriter& out, const char* key, const std::vector<OffloadRegion>& regions) {
-  out.key(key).begin_array();
-  for (const OffloadRegion& region : regions) {
-    out.begin_object().string("first", region.first).integer("address", region.address);
-    out.integer("block_stride", region.block_stride).integer("bytes", region.bytes).end_object();
-  }
-  out.end_array();
+void write_worker(JsonWriter& out, const Placement& plan, const WorkerPages& pages,
+                  const WorkerReport& report) {
+  out.begin_object().integer("num_blocks", plan.num_blocks);
+  out.integer("bytes_per_block", bytes_per_block(plan.groups, plan.order));
+  out.boolean("needs_zeroing", needs_zeroing(plan));
+  write_groups(out, plan);
+  write_pages(out, pages, report.memory);
+  const auto write_region = [&](const OffloadRegion& region) {
+    out.string("first", region.first).integer("address", region.begin);
+    out.integer("block_stride", region.block_stride).integer("bytes", region.bytes);
+  };
+  write_objects(out, "simple_offload", simple_offload_regions(plan), write_region);
+  write_objects(out, "offloading", offloading_regions(plan, pages), write_region);
+  out.key("capacity").begin_object();
+  out.key("max_concurrency").raw(fmt::format("{}", report.max_concurrency));
+  out.integer("capacity_tokens", report.capacity_tokens).end_object();
+  const auto write_finding = [&](const PlanFinding& finding) {
+    out.string("rule", finding.rule).string("text", finding.text);
+  };
+  write_objects(out, "findings", report.proof.findings, write_finding);
+  write_objects(out, "with_connectors", report.proof.with_connectors, write_finding);
+  out.end_object();
 }
 
-void write_overlaid_plan(JsonWriter& out, const ModelPlacement& placed, const PlanReport& report) {
+void write_plan(JsonWriter& out, const ModelPlacement& placed, const PlanReport& report) {
   const PlacementStages& stages = placed.stages;
   out.string("engine", report.engine);
   write_options(out, placed.options);
@@ -500,28 +482,8 @@ void write_overlaid_plan(JsonWriter& out, const ModelPlacement& placed, const Pl
   out.end_array().end_object();
   write_aligned(out, report.aligned);
   out.key("workers").begin_array();
-  for (std::size_t w = 0; w < stages.workers.size(); ++w) {
-    const Placement& plan = stages.workers[w];
-    out.begin_object().integer("num_blocks", plan.num_blocks);
-    out.integer("bytes_per_block", bytes_per_block(plan.groups, plan.order));
-    out.boolean("needs_zeroing", needs_zeroing(plan));
-    write_groups(out, plan);
-    write_pages(out, placed.pages[w], report.workers[w].memory);
-    write_regions(out, "simple_offload", simple_offload_regions(plan));
-    write_regions(out, "offloading", offloading_regions(plan, placed.pages[w]));
-    out.key("capacity").begin_object();
-    out.key("max_concurrency").raw(fmt::format("{}", report.workers[w].max_concurrency));
-    out.integer("capacity_tokens", report.workers[w].capacity_tokens).end_object();
-    const auto write_findings = [&](std::string_view key, const auto& findings) {
-      out.key(key).begin_array();
-      for (const PlanFinding& finding : findings)
-        out.begin_object().string("rule", finding.rule).string("text", finding.text).end_object();
-      out.end_array();
-    };
-    write_findings("findings", report.workers[w].proof.findings);
-    write_findings("with_connectors", report.workers[w].proof.with_connectors);
-    out.end_object();
-  }
+  for (std::size_t w = 0; w < stages.workers.size(); ++w)
+    write_worker(out, stages.workers[w], placed.pages[w], report.workers[w]);
   out.end_array();
 }
 
@@ -529,13 +491,9 @@ void write_overlaid_plan(JsonWriter& out, const ModelPlacement& placed, const Pl
 
 std::string plan_to_json(const PlanReport& report) {
   JsonWriter out;
-  const auto* tensors = std::get_if<TensorDetails>(&report.details);
-  out.begin_object().integer("plan_report", tensors != nullptr ? 1 : 2);
+  out.begin_object().integer("plan_report", report.details.index() == 0 ? 1 : 2);
   out.string("model", report.model);
-  if (tensors != nullptr)
-    write_tensor_plan(out, *tensors);
-  else
-    write_overlaid_plan(out, std::get<ModelPlacement>(report.details), report);
+  std::visit([&](const auto& details) { write_plan(out, details, report); }, report.details);
   return out.key("warnings").strings(report.warnings).end_object().take_line();
 }
 

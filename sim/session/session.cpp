@@ -267,10 +267,12 @@ void place_cache(const RunSpec& run, BackendConfig& backend) {
 
 // Sets how the draft model's passes are followed, and why not otherwise. Without passes, its layers
 // receive the rows of the step's tokens like any other layer, so they are no longer draft modules.
-void follow_drafter(bool has_connector, bool is_foreign, LockstepConfig& config) {
-  FollowedDrafter followed = followed_drafter(config.engine, config.backend, has_connector);
-  if (is_foreign && followed.config.shape != DraftShape::none)
-    followed = {.config = {}, .why_not = "the user's own backend"};
+void follow_drafter(const RunSpec& run, bool has_recorded_connector, LockstepConfig& config) {
+  FollowedDrafter followed =
+      followed_drafter(config.engine, config.backend, !run.connector.parts.empty());
+  const bool is_foreign = is_engine_worker(run.backend);
+  if ((is_foreign || has_recorded_connector) && followed.config.shape != DraftShape::none)
+    followed = {.config = {}, .why_not = is_foreign ? "the user's own backend" : "a KV connector"};
   config.backend.drafter = followed.config;
   config.drafter_not_followed = followed.why_not;
   if (followed.config.shape == DraftShape::none) config.backend.plan.draft_modules.clear();
@@ -283,7 +285,10 @@ bool overlays_memory(const RunSpec& run) {
   return profile != nullptr && overlays_groups(*profile->release) && !is_engine_worker(run.backend);
 }
 
-LockstepConfig config_of(const RunSpec& run) {
+namespace {
+
+// `recorded`: a recording with a connector, which is not part of the spec. Null: none.
+LockstepConfig config_of(const RunSpec& run, const RecordingHeader* recorded) {
   LockstepConfig config;
   config.engine = run.engine;
   config.budget = run.budget;
@@ -306,27 +311,24 @@ LockstepConfig config_of(const RunSpec& run) {
   config.data_parallel.dp_size = run.data_parallel_size;
   config.data_parallel.enforce_eager = run.enforce_eager;
   static_cast<ConnectorSpec&>(config.connector) = run.connector;
-  if (!run.connector.parts.empty()) {
+  if (recorded != nullptr)
+    config.connector.load_failure_policy = kv_transfer(*recorded, nullptr).kv_load_failure_policy;
+  if (recorded != nullptr || !run.connector.parts.empty()) {
     config.engine = beside_connector(config.engine);
     backend.num_host_blocks = num_host_blocks(config.connector, run.engine, run.cache);
   }
-  follow_drafter(!run.connector.parts.empty(), is_engine_worker(run.backend), config);
+  follow_drafter(run, recorded != nullptr, config);
   if (!run.mutants.empty()) plant(config, run.mutants.front());
   return config;
 }
 
-// A recorded connector is not part of the spec, so what depends on a connector is set again here.
+}  // namespace
+
+LockstepConfig config_of(const RunSpec& run) { return config_of(run, nullptr); }
+
 LockstepConfig config_of(const SavedCase& saved) {
-  LockstepConfig config = config_of(static_cast<const RunSpec&>(saved));
-  if (saved.recording && saved.recording->header.connector) {
-    config.engine = beside_connector(config.engine);
-    config.connector.load_failure_policy =
-        kv_transfer(saved.recording->header, nullptr).kv_load_failure_policy;
-    config.backend.num_host_blocks = num_host_blocks(config.connector, saved.engine, saved.cache);
-    // A reason of the run itself stays: its draft layers have become ordinary ones.
-    if (config.drafter_not_followed.empty()) follow_drafter(true, false, config);
-  }
-  return config;
+  const bool is_connected = saved.recording && saved.recording->header.connector;
+  return config_of(saved, is_connected ? &saved.recording->header : nullptr);
 }
 
 std::vector<BlockId> free_order_of(const RunSpec& run) {

@@ -1,5 +1,5 @@
 // The cache of a replay whose trace has no plan: that of a RunRecipe (equal layers, or a catalogue
-// model's layers as the planner lays them out), and its KV connectors.
+// model's layers as the planner lays them out).
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,6 @@
 
 #include "base/result.h"
 #include "reference/types/kv_cache_spec.h"
-#include "sim/connectors/connect.h"
-#include "traces/formats/run_fields.h"
 #include "traces/formats/run_spec.h"
 
 namespace lockstep {
@@ -41,13 +39,5 @@ struct CacheWishes {
 Result<KVCacheConfig> plan_replay_cache(RunSpec& run, const CacheWishes& wishes,
                                         std::vector<std::string>& chosen,
                                         std::vector<ServedOption>& served);
-
-// Before there is a plan: whether the engine may give its connectors several KV cache groups.
-// Refused: options that need a connector or another one, several groups that the user insists on
-// and a part does not take.
-Result<bool> hybrid_groups_of(const GivenRun& given, const RunSpec& run);
-
-// With the plan: a host tier is as large as the pool unless --host-blocks says more.
-void size_host_tier(const GivenRun& given, RunSpec& run);
 
 }  // namespace lockstep

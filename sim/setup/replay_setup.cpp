@@ -9,6 +9,7 @@
 #include "base/number_text.h"
 #include "reference/plan/limits.h"
 #include "reference/plan/model_spec.h"
+#include "sim/connectors/connect.h"
 #include "sim/connectors/recorded_connector.h"
 #include "sim/recording/recording_workload.h"
 #include "sim/step/backend_config.h"
@@ -100,6 +101,46 @@ Result<void> check_engine(const EngineConfig& engine) {
   return {};
 }
 
+// Options that say more about a connector that is not there.
+Result<void> check_alone(const GivenRun& given) {
+  if (given.has("host_blocks")) return fail("--host-blocks needs a host tier: --connector host");
+  if (given.has("transfer_delay_steps"))
+    return fail("--transfer-delay needs --connector host, or hisparse");
+  for (const char* name : {"load_failed_percent", "kv_load_failure_policy"})
+    if (given.has(name))
+      return fail("{} needs a connector whose loads may fail: --connector", run_field(name).flag);
+  return {};
+}
+
+// Before there is a plan: whether the engine may give its connectors several KV cache groups.
+// Refused: options that need a connector or another one, several groups that the user insists on
+// and a part does not take.
+Result<bool> hybrid_groups_of(const GivenRun& given, const RunSpec& run) {
+  std::optional<bool> wants;
+  if (given.has("disable_hybrid_kv_cache_manager"))
+    wants = !run.recipe.disable_hybrid_kv_cache_manager;
+  if (!given.has("connector")) {
+    LS_RETURN_IF_ERROR(check_alone(given));
+    return wants.value_or(true);
+  }
+  const bool has_host = run.connector.has(ConnectorKind::host);
+  if (given.has("host_blocks") && !has_host)
+    return fail("--host-blocks needs a host tier: --connector host");
+  if (given.has("transfer_delay_steps") && !has_host &&
+      !run.connector.has(ConnectorKind::page_workers))
+    return fail("--transfer-delay needs a host tier or HiSparse: --connector host, hisparse");
+  ConnectorConfig connector;
+  static_cast<ConnectorSpec&>(connector) = run.connector;
+  if (!run.mutants.empty())
+    if (const auto defect = defect_from_name<MultiConnectorDefect>(run.mutants.front()))
+      connector.setup_defect = *defect;
+  const Result<bool> hybrid = hybrid_groups_of(connector, wants);
+  if (!hybrid)
+    return fail("--connector {}: {}", connector_parts_text(run.connector.parts),
+                hybrid.error().message);
+  return hybrid;
+}
+
 // Completes the spec with its plan and derives the configuration: the part that all kinds of files
 // share. A model of an overlaid layout has already chosen its attention backend with the plan.
 Result<void> finish(const ReplayRequest& request, Result<KVCacheConfig> plan,
@@ -122,7 +163,9 @@ Result<void> finish(const ReplayRequest& request, Result<KVCacheConfig> plan,
     return fail(
         "--short-drafts needs drafts that the engine knows: num_spec_tokens in the trace's engine "
         "hints, and no asynchronous scheduling");
-  size_host_tier(request.run, run);
+  // A host tier is as large as the pool unless --host-blocks says more.
+  if (run.connector.has(ConnectorKind::host) && !request.run.has("host_blocks"))
+    run.connector.num_host_blocks = run.cache.num_blocks;
   // Planning may have switched chunked prefill off.
   if (has_cross_attention(run.cache.groups)) LS_RETURN_IF_ERROR(check_engine(run.engine));
   prepared.config = config_of(run);

@@ -54,6 +54,20 @@ INSTANTIATE_TEST_SUITE_P(
                     Wrong{kPaged + " --bug lost", "cases of `full` agree", "audit.conservation"},
                     Wrong{kPaged + " --bug raise", "cases of `full` agree", "engine.exception"}));
 
+// The engine refuses the cases of one draft method.
+TEST(CheckAdapter, ChecksADraftMethodWithItsOwnCasesOnly) {
+  const Outcome run = run_lockstep(
+      {"check-adapter",
+       "sed -u 's/\"spec_method\":\"eagle\"/\"spec_method\":\"none\"/' | " LOCKSTEP_BINARY_DIR
+       "/model_engine"});
+  EXPECT_EQ(run.status, 1) << run.out << run.err;
+  EXPECT_NE(run.out.find("FAILS    cases of `spec:eagle` agree"), std::string::npos) << run.out;
+  for (const char* method : {"ngram", "draft_model"})
+    EXPECT_NE(run.out.find(std::string("holds    cases of `spec:") + method + "` agree"),
+              std::string::npos)
+        << run.out;
+}
+
 TEST(CheckAdapter, LeavesItsChecksAsJsonAndRefusesWhatIsNoEngine) {
   const std::string path = temporary_path("checks.json");
   const std::string junit = temporary_path("checks.xml");

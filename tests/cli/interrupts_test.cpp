@@ -84,12 +84,12 @@ class Running {
 };
 
 // A folder of many recordings, always the same.
-std::string many_recordings() {
+std::string many_recordings(int count = 20'000) {
   const std::string folder = fresh_path("many");
   fs::create_directory(folder);
   const std::string one =
       LOCKSTEP_SOURCE_DIR "/tests/regressions/vllm_0_22_1_state_hit_longer.jsonl";
-  for (int i = 0; i < 20'000; ++i)
+  for (int i = 0; i < count; ++i)
     fs::create_symlink(one, folder + "/" + std::to_string(i) + ".jsonl");
   return folder;
 }
@@ -120,6 +120,46 @@ TEST(Interrupts, TheFirstSignalEndsTheWorkAndLeavesEveryOutput) {
     expect_interrupted({"conform", many, "--jobs", "2"}, signal);
     expect_interrupted({"audit", many}, signal);
   }
+}
+
+// A recording that no combination of policies explains, so that `fit` tries them all.
+std::string inexplicable_recording() {
+  std::string text = read_text(sample_path("recordings/vllm-0.22.1/spec_decode_mamba/0016.jsonl"));
+  const std::string key = "\"free_blocks\":";
+  const std::size_t at = text.rfind(key) + key.size();
+  text[at] = text[at] == '1' ? '2' : '1';
+  const std::string path = fresh_path("inexplicable.jsonl");
+  write_text(path, text);
+  return path;
+}
+
+TEST(Interrupts, AComparisonOfEnginesShowsWhatItHasCompared) {
+  const std::string model = LOCKSTEP_BINARY_DIR "/model_engine";
+  std::vector<std::string> findings = {"findings", "--engine"};
+  findings.insert(findings.end(), 1'000, model);
+  expect_interrupted(findings, SIGINT);
+  expect_interrupted({"fit", inexplicable_recording(), "--jobs", "1"}, SIGTERM);
+  const std::string long_trace = fresh_path("long.jsonl");
+  std::string lines;
+  for (int i = 0; i < 10'000; ++i)
+    lines += R"({"timestamp":0,"input_length":500,"output_length":2000,"hash_ids":[1]})"
+             "\n";
+  write_text(long_trace, lines);
+  expect_interrupted({"diff-engines", long_trace}, SIGINT);
+  expect_interrupted({"diff-engines", long_trace, "--engines", "vllm-0.22.1..vllm-0.33.0"},
+                     SIGTERM);
+  expect_interrupted({"pair", long_trace}, SIGINT);
+}
+
+TEST(Interrupts, AWorkerEndsAfterItsRecording) {
+  const std::string json = fresh_path("worker.json");
+  Running run({"worker", "worker:python3 " LOCKSTEP_SOURCE_DIR "/tests/engines/model_worker.py",
+               many_recordings(500), "--json", json});
+  run.wait_until_it_works();
+  run.send(SIGTERM);
+  EXPECT_EQ(run.wait(), 143) << run.out();
+  EXPECT_NE(run.out().find("other files: interrupted by SIGTERM"), std::string::npos) << run.out();
+  EXPECT_EQ(Json::parse(read_text(json)).size(), 1u);
 }
 
 TEST(Interrupts, AFuzzRunOnAnEngineEndsAfterItsCase) {

@@ -267,11 +267,13 @@ TEST(Help, NamesTheCommandsAndEndsWithZero) {
 }
 
 TEST(Help, ShowsNoTypesOfAProgram) {
-  for (const std::string command : {"replay", "pair", "conform", "layout", "capacity", "fit",
-                                    "audit", "diff-engines", "mutants", "relations", "fuzz"}) {
+  for (const std::string command :
+       {"replay", "pair", "conform", "layout", "capacity", "fit", "audit", "diff-engines",
+        "mutants", "relations", "fuzz", "findings", "worker", "explain"}) {
     const Outcome outcome = run_lockstep({command, "--help"});
     EXPECT_EQ(outcome.status, 0) << command;
-    for (const std::string type : {"INT", " in [", "FLOAT", ":{", "POSITIVE", "NONNEGATIVE"})
+    for (const std::string type :
+         {"INT", " in [", "FLOAT", ":{", "POSITIVE", "NONNEGATIVE", "{false}", LOCKSTEP_SOURCE_DIR})
       EXPECT_EQ(outcome.out.find(type), std::string::npos) << command << ": " << type;
   }
   const Outcome layout = run_lockstep({"layout", "--help"});

@@ -199,6 +199,22 @@ TEST(Verdicts, APromptThatCanFillNoBlockIsNamed) {
   EXPECT_TRUE(has(replay.out, "the longest prompt is")) << replay.out;
 }
 
+TEST(Verdicts, ACapacityIsThatOfAllPipelineStages) {
+  const auto json_of = [](std::vector<std::string> words) {
+    words.insert(words.end(), {"--engine", "vllm-0.33.0", "--pp", "4", "--json", "-"});
+    return nlohmann::json::parse(run_lockstep(words).out);
+  };
+  const auto plan = json_of({"layout", "--model", "deepseek-v4-flash"});
+  std::int64_t widest = 0;
+  for (const auto& stage : plan.at("workers"))
+    widest = std::max(widest, stage.at("bytes_per_block").get<std::int64_t>());
+  const auto& first = plan.at("workers").at(0);
+  ASSERT_GT(widest, first.at("bytes_per_block"));
+  const auto row = json_of({"capacity", "deepseek-v4-flash"}).at("models").at(0);
+  const auto tokens = row.at("capacity_tokens").get<std::int64_t>();
+  EXPECT_EQ(row.at("bytes_per_token"), widest * row.at("num_blocks").get<std::int64_t>() / tokens);
+}
+
 TEST(Verdicts, ACapacityHasTheHitsOfAResendInEveryRelease) {
   // Of 2,100 tokens: 3 blocks of 528, and of 576.
   for (const auto& [engine, share] :

@@ -179,6 +179,23 @@ TEST(Worker, OfManyFilesIsATableOfFolders) {
   EXPECT_EQ(wrong.status, 1) << wrong.out;
 }
 
+// The worker executes the recorded decisions, so those of the model do not matter.
+TEST(Worker, AgreesWithARecordingThatTheModelDoesNotDecideAlike) {
+  std::string text = read_text(recording("full_attention/0001"));
+  const std::string free = R"("waiting":[],"free_blocks":)";
+  const std::size_t at = text.find(free) + free.size();
+  ASSERT_EQ(text.substr(at, 1), "7");
+  text[at] = '6';
+  const std::string path = temporary_path("other-model.jsonl");
+  write_text(path, text);
+  EXPECT_EQ(run_lockstep({"conform", path}).status, 1);
+  const std::string json = temporary_path("other-model.json");
+  const Outcome found = run_lockstep({"worker", kWorker, path, "--json", json});
+  EXPECT_EQ(found.status, 0) << found.out << found.err;
+  EXPECT_NE(read_text(json).find("\"agreed\": 1"), std::string::npos) << read_text(json);
+  EXPECT_NE(read_text(json).find("\"parted\": 0"), std::string::npos) << read_text(json);
+}
+
 TEST(Worker, IsFuzzedAndNamedInReports) {
   const std::string json = temporary_path("worker-fuzz.json");
   const Outcome found = run_lockstep(

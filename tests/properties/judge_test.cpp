@@ -9,6 +9,7 @@
 
 #include "cuda_backend/backends.h"
 #include "properties/generate/generator.h"
+#include "properties/judge/forwarding_backend.h"
 #include "properties/judge/known_findings.h"
 #include "reference/profiles/policies.h"
 
@@ -40,6 +41,45 @@ std::int64_t first_other_part(const Chain& a, const Chain& b) {
   const auto [at_a, at_b] = std::ranges::mismatch(a.hashes, b.hashes);
   if (at_a == a.hashes.end() && at_b == b.hashes.end()) return -1;
   return at_a - a.hashes.begin();
+}
+
+// Reads back a wrong block table or a wrong slot from one step on.
+class WrongReadback final : public ForwardingBackend {
+ public:
+  WrongReadback(std::unique_ptr<Backend> inner, std::int64_t step, bool in_table)
+      : ForwardingBackend(std::move(inner)), step_(step), in_table_(in_table) {}
+  Result<void> execute(const StepProgram& program, StepReadback& readback) override {
+    LS_RETURN_IF_ERROR(inner_->execute(program, readback));
+    if (program.step >= step_ && in_table_) ++readback.tables.front().front();
+    if (program.step >= step_ && !in_table_) ++readback.slot_mappings.front().front();
+    return {};
+  }
+
+ private:
+  std::int64_t step_;
+  bool in_table_;
+};
+
+// No repair of a decision repairs this backend, which fails by two checks in turn.
+TEST(KnownFindings, ASearchBetweenTwoFailuresThatAlternateEnds) {
+  GeneratorOptions options = with_backend("simt");
+  options.engine = "vllm-0.22.1";
+  options.always = {Feature::connector_peers};
+  options.never = {Feature::data_parallel};
+  const SavedCase saved = generate_case(3'863, options);
+  const Outcome decided = judge(saved);
+  ASSERT_EQ(decided.check, "audit.handed_out") << decided.what;
+  std::int64_t runs = 0;
+  const BackendFactory alternates =
+      [&](const BackendConfig& config) -> Result<std::unique_ptr<Backend>> {
+    if (++runs > 500) return fail("an endless search");
+    LS_ASSIGN_OR_RETURN(auto backend, make_simt_backend(config));
+    return std::make_unique<WrongReadback>(std::move(backend), decided.step, runs % 2 == 0);
+  };
+  const Outcome outcome = judge(saved, alternates);
+  ASSERT_EQ(outcome.kind, OutcomeKind::divergence) << outcome.what;
+  EXPECT_EQ(known_finding(saved, outcome, alternates), nullptr);
+  EXPECT_LT(runs, 100);
 }
 
 TEST(Judge, ACaseThatIsRunTwiceGoesThroughTheSameStates) {

@@ -239,5 +239,32 @@ TEST(Shrinker, ARecordingIsCutInPlaceWhereItMustStayOne) {
       })) << scheduled.id;
 }
 
+// In a followed recording only steps without a decision go, and their events move on.
+TEST(Shrinker, ADroppedStepLeavesItsEventsToTheNext) {
+  SavedCase start = recorded(large_case(4));
+  start.decide = Decides::recording;
+  std::vector<RecordedStep>& steps = start.recording->steps;
+  RecordedStep idle;
+  idle.before = std::move(steps.front().before);
+  steps.front().before.clear();
+  ASSERT_FALSE(idle.before.empty());
+  for (RecordedStep& step : steps) {
+    ++step.step;
+    if (step.output_of_step) ++*step.output_of_step;
+  }
+  steps.insert(steps.begin(), idle);
+  ++start.recording->end.steps;
+  const std::int64_t num_requests = size_of(start).requests;
+  const auto result =
+      shrink(start, when([&](const SavedCase& saved) {
+               return saved.decide == Decides::recording && size_of(saved).requests == num_requests;
+             }));
+  ASSERT_TRUE(result);
+  const std::vector<RecordedStep>& left = result->smallest.recording->steps;
+  ASSERT_FALSE(left.empty());
+  EXPECT_FALSE(left.front().scheduled.empty()) << saved_case_to_text(result->smallest);
+  EXPECT_EQ(left.front().before.size(), idle.before.size());
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -41,13 +41,14 @@ TEST(Capacity, StateGroupsOfFixedCostDoNotDivideIt) {
   PlanOptions options;
   // 35B-A3B on two 24 GB cards: 1 attention and 3 state groups, blocks of 1,056 tokens. Both
   // figures come from a pool of 1,096 blocks, the older one without the null block.
-  EXPECT_EQ(growing_groups_tokens(hybrid(3, 1056, 1096, MambaCacheMode::none), options), 1'157'376);
-  EXPECT_EQ(all_groups_tokens(hybrid(3, 1056, 1095, MambaCacheMode::none), options), 288'288);
+  EXPECT_EQ(tokens_of_groups(hybrid(3, 1056, 1096, MambaCacheMode::none), options, true),
+            1'157'376);
+  EXPECT_EQ(tokens_of_groups(hybrid(3, 1056, 1095, MambaCacheMode::none), options, false), 288'288);
   // 1 attention and 1 state group, blocks of 2,736 tokens.
-  EXPECT_EQ(all_groups_tokens(hybrid(1, 2736, 346, MambaCacheMode::align), options), 473'328);
-  EXPECT_EQ(growing_groups_tokens(hybrid(1, 2736, 346, MambaCacheMode::align), options), 946'656);
+  EXPECT_EQ(tokens_of_groups(hybrid(1, 2736, 346, MambaCacheMode::align), options, false), 473'328);
+  EXPECT_EQ(tokens_of_groups(hybrid(1, 2736, 346, MambaCacheMode::align), options, true), 946'656);
   // 35B-A3B with fp8 K/V: blocks of 2,096 tokens.
-  EXPECT_EQ(growing_groups_tokens(hybrid(3, 2096, 173, MambaCacheMode::none), options), 362'608);
+  EXPECT_EQ(tokens_of_groups(hybrid(3, 2096, 173, MambaCacheMode::none), options, true), 362'608);
 }
 
 TEST(Capacity, FiveAndALittleRequestsOf163840Fit) {
@@ -66,7 +67,7 @@ TEST(Capacity, ModeAllDividesIt) {
   options.max_model_len = 16 * 100;
   const KVCacheConfig config = hybrid(3, 16, 400, MambaCacheMode::all);
   EXPECT_EQ(capacity_of(config, options).blocks_per_request, 400);
-  EXPECT_EQ(growing_groups_tokens(config, options), all_groups_tokens(config, options));
+  EXPECT_EQ(tokens_of_groups(config, options, true), tokens_of_groups(config, options, false));
 }
 
 TEST(Capacity, WhenNoGroupGrowsAllCount) {
@@ -74,7 +75,7 @@ TEST(Capacity, WhenNoGroupGrowsAllCount) {
   KVCacheConfig config = hybrid(3, 16, 400, MambaCacheMode::none);
   config.groups.pop_back();
   config.tensors.front().shared_by.pop_back();
-  EXPECT_EQ(growing_groups_tokens(config, options), all_groups_tokens(config, options));
+  EXPECT_EQ(tokens_of_groups(config, options, true), tokens_of_groups(config, options, false));
 }
 
 TEST(Capacity, IsOneDivisionToTheLastBit) {

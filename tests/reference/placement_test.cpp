@@ -72,13 +72,13 @@ TEST(CacheSpecs, APaddedPageThatNeedsNoPaddingInASmallerBlockKeepsTheOldOne) {
 TEST(CacheSpecs, MergingRowsOfMLADropsAlignmentAndUnlikeClassesDoNotMerge) {
   KVCacheSpec latent = cache_rows(CacheKind::mla, 64, 1, 576);
   latent.alignment = 512;
-  const Merged merged = merge_specs(cache_layers({latent, latent}));
-  ASSERT_TRUE(merged.spec);
-  EXPECT_EQ(merged.spec->alignment, 0);
+  const auto merged = merge_specs(cache_layers({latent, latent}));
+  ASSERT_TRUE(merged && *merged);
+  EXPECT_EQ((*merged)->alignment, 0);
   const KVCacheSpec full = cache_rows(CacheKind::full_attention, 64, 1, 576),
                     sink = cache_rows(CacheKind::sink_full, 64, 1, 576);
-  EXPECT_FALSE(merge_specs(cache_layers({full, latent})).spec);
-  EXPECT_EQ(merge_specs(cache_layers({full, sink})).spec->kind, CacheKind::full_attention);
+  EXPECT_FALSE(merge_specs(cache_layers({full, latent})).value());
+  EXPECT_EQ((*merge_specs(cache_layers({full, sink})))->kind, CacheKind::full_attention);
 }
 
 TEST(CacheOrders, EveryOrderNestsItsDimensionsAsItsNameSays) {

@@ -177,6 +177,9 @@ TEST(SavedCase, WhatIsWrongIsNamed) {
       refused(changed(text, "\"dtypes\":[\"bf16\",\"fp32\"]", "\"dtypes\":[\"bf16\"]")),
       "FILE:1: field `cache.groups[11].spec.dtypes`: found an array of 1 element; expected one "
       "element type for each of the 2 shapes");
+  EXPECT_EQ(refused(changed(text, "\"num_blocks\":9,", "\"num_blocks\":7,")),
+            "FILE:1: field `cache.tensors`: found an array of 14 elements; expected whole pages of "
+            "7 blocks; a tensor has 9437184 bytes");
   for (const char* layer : {"layers.11", "layers.1", "layers.99"})  // of states, twice, of none
     EXPECT_EQ(refused(changed(text, "[\"layers.2\"]]", fmt::format("[\"{}\"]]", layer))),
               fmt::format("FILE:1: field `cache.draft_modules[1]`: found an array of 1 element; "

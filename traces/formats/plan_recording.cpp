@@ -36,6 +36,7 @@ constexpr auto kPlanSize = or_null(form::Between{0, kPoolBytesMax});
 constexpr auto kPlanCount = or_null(form::Between{1, kPoolBytesMax});
 constexpr auto kPlanText = or_null(form::AnyText{});
 constexpr form::Word<DType> kTorchType{kTorchWords};
+constexpr form::Named<DType> kElementType{dtype_from_name, "an element type"};
 constexpr form::Word<MambaCacheMode> kCacheMode{kJsonWords<MambaCacheMode>};
 
 // An option that may be null or absent.
@@ -182,8 +183,7 @@ void read_options(JsonValue value, std::string& model, OverlaidPlanInputs& plan)
   io.optional("pcp", options.pcp, kPlanCount);
   io.optional("pp", options.pp, kPlanCount);
   io.optional("kv_dtype", options.format, kPlanText);
-  io.optional("model_dtype", options.model_dtype,
-              or_null(form::Named<DType>{dtype_from_name, "an element type"}));
+  io.optional("model_dtype", options.model_dtype, or_null(kElementType));
   io.optional("device", options.device, or_null(form::Word<DeviceFamily>{kDeviceWords}));
   options.memory_bytes = object.required("memory_bytes").integer(0, kPoolBytesMax);
   options.max_model_len = object.required("max_model_len").integer(1, kBlocksMax);
@@ -259,16 +259,14 @@ TensorPlanInputs read_tensor_inputs(JsonObject& line) {
   TensorPlanInputs inputs;
   FieldReader io(line);
   PlanOptions& options = inputs.options;
-  options.tp = line.required("tp").integer(1, kBlocksMax);
-  options.kv_dtype =
-      read_word<DType>(line.required("kv_dtype"), dtype_from_name, "an element type");
-  options.ssm_dtype =
-      read_word<DType>(line.required("ssm_dtype"), dtype_from_name, "an element type");
-  options.num_spec = line.required("num_spec").integer(0, kBlocksMax);
-  options.mamba_cache_mode = read_word<MambaCacheMode>(line.required("mamba_cache_mode"),
-                                                       from_name<MambaCacheMode>, "a cache mode");
-  options.backend = read_word<AttentionBackend>(line.required("backend"),
-                                                from_name<AttentionBackend>, "a backend");
+  io.required("tp", options.tp, form::Between{1, kBlocksMax});
+  io.required("kv_dtype", options.kv_dtype, kElementType);
+  io.required("ssm_dtype", options.ssm_dtype.emplace(), kElementType);
+  io.required("num_spec", options.num_spec, form::Between{0, kBlocksMax});
+  io.required("mamba_cache_mode", options.mamba_cache_mode,
+              form::Named<MambaCacheMode>{from_name<MambaCacheMode>, "a cache mode"});
+  io.required("backend", options.backend,
+              form::Named<AttentionBackend>{from_name<AttentionBackend>, "a backend"});
   options.memory_bytes = line.required("memory_bytes").integer(0, kPoolBytesMax);
   options.max_model_len = line.required("max_model_len").integer(1, kBlocksMax);
   options.default_block_size = line.required("default_block_size").integer(1, kBlocksMax);

@@ -243,10 +243,7 @@ class RecordedRequests {
     for (std::size_t i = 0; i < endings_.size(); ++i)
       if (auto* const request = std::get_if<TraceRequest>(&records_[i])) {
         request->output = output_of(request->spec, endings_[i]);
-        request->spec.max_tokens = request->output.length;
-        request->spec.min_tokens = std::min(request->spec.min_tokens, request->output.length);
-        request->spec.eos_token.reset();
-        request->spec.stop_token_ids.clear();
+        request->end_at_length(request->output.length);
       }
     return std::move(records_);
   }

@@ -89,6 +89,19 @@ void fields(Io& io, FieldsOf<Io, AbortPlan>& abort, const std::int64_t& arrival_
   io.optional("after_tokens", abort.after_tokens, kPositive);
 }
 
+void TraceRequest::set_output_length(std::int32_t length) {
+  output.length = length;
+  if (!output.tokens.empty()) output.tokens.resize(static_cast<std::size_t>(length));
+  spec.min_tokens = std::min(spec.min_tokens, length);
+}
+
+void TraceRequest::end_at_length(std::int32_t length) {
+  set_output_length(length);
+  spec.max_tokens = length;
+  spec.eos_token.reset();
+  spec.stop_token_ids.clear();
+}
+
 namespace {
 
 // True if sampling the token ends the request, min_tokens aside.

@@ -90,6 +90,11 @@ struct TraceRequest {
   OutputPlan output;
   std::optional<AbortPlan> abort;
   bool operator==(const TraceRequest&) const = default;
+
+  // Sets the output's length, and lowers min_tokens to it.
+  void set_output_length(std::int32_t length);
+  // The same, and makes max_tokens the only reason to end.
+  void end_at_length(std::int32_t length);
 };
 
 // A client's command at a time that concerns no single request.

@@ -259,6 +259,11 @@ void fields(Io& io, FieldsOf<Io, KVCacheConfig>& config) {
     if (const std::string layer = layer_without_tensor(config); !layer.empty())
       io.object.required("tensors").refuse(
           fmt::format("a tensor for each layer; '{}' has none", layer));
+    for (const KVCacheTensor& tensor : config.tensors)
+      if (tensor.size_bytes % std::max<std::int64_t>(config.num_blocks, 1) != 0)
+        io.object.required("tensors").refuse(
+            fmt::format("whole pages of {} blocks; a tensor has {} bytes", config.num_blocks,
+                        tensor.size_bytes));
     if (auto modules = io.object.optional("draft_modules"))
       for (JsonValue module : modules.array())
         config.draft_modules.push_back(read_draft_layers(module, config));

@@ -1,17 +1,8 @@
 """The kernels around the modules of MTP, in Triton's interpreter. No module is run."""
 
-import os
 from types import SimpleNamespace
 
-os.environ.setdefault("TRITON_INTERPRET", "1")  # before triton is loaded
-
 import torch
-import triton
-import triton.language
-from vllm import triton_utils
-
-triton_utils.triton, triton_utils.tl = triton, triton.language  # left out where there is no GPU
-
 from vllm.v1.worker.gpu.spec_decode.multi_module_mtp import speculator
 
 DRAFTS = 3

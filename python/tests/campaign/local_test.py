@@ -222,6 +222,18 @@ class Campaign(unittest.TestCase):
         self.assertIn(f'"first_seed":{time.strftime("%Y%m%d")}00000000,',
                       (self.out / "report.json").read_text())  # fmt: skip
 
+    def test_a_folder_of_pythonpath_may_have_a_space(self) -> None:
+        folder = self.folder / "two words"
+        folder.mkdir()
+        (folder / "sitecustomize.py").write_text(f"open({str(self.folder / 'seen')!r}, 'w')")
+        path = self.folder / "other words"
+        path.symlink_to(ROOT / "python")
+        environment = os.environ | {"PYTHONPATH": str(folder), "LOCKSTEP_PYTHONPATH": str(path)}
+        words = ("campaign", "--out", str(self.out), "fuzz", "--backend", "none", "--runs", "20")
+        done = subprocess.run([LOCKSTEP, *words], capture_output=True, text=True, env=environment)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertTrue((self.folder / "seen").exists())
+
     def test_what_a_campaign_cannot_run_is_refused(self) -> None:
         for words, why in (
             (("fuzz",), "either --budget TIME or --runs N"),

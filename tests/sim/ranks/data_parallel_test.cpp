@@ -4,7 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "cuda_backend/backends.h"
@@ -106,6 +108,90 @@ TEST(DataParallel, TokensThatTpDoesNotDivideAreRefusedByTheReduceScatter) {
   ASSERT_TRUE(run) << run.error().message;
   ASSERT_EQ(run->summary.verdict, Verdict::divergence);
   EXPECT_NE(what(*run).find("1 % 2 is 1"), std::string::npos) << what(*run);
+}
+
+// Tables that python/tests/vllm_ranks_test.py compares with vLLM's own functions.
+nlohmann::json vllm_ranks() {
+  std::ifstream file(LOCKSTEP_SOURCE_DIR "/tests/sim/ranks/vllm_ranks.json");
+  return nlohmann::json::parse(file);
+}
+
+TEST(DataParallel, EveryRequestGoesToTheRankThatVllmSelects) {
+  const nlohmann::json table = vllm_ranks();
+  for (const auto& [name, release] : table["releases"].items()) {
+    for (std::size_t i = 0; i < table["loads"].size(); ++i) {
+      LoadBalancer balancer(engine_profile(name));
+      std::vector<std::size_t> selected;
+      for (const auto& of_request : table["loads"][i]) {
+        std::vector<RankLoad> loads;
+        for (const auto& of_rank : of_request)
+          loads.push_back({of_rank[0], of_rank[1], of_rank[2], of_rank[3]});
+        selected.push_back(balancer.next(loads));
+      }
+      EXPECT_EQ(selected, release["ranks"][i].get<std::vector<std::size_t>>())
+          << name << ", sequence " << i;
+    }
+  }
+}
+
+TEST(DataParallel, RanksVoteInTheStepsAndExchangeTheRowsOfTheRelease) {
+  const nlohmann::json table = vllm_ranks();
+  EXPECT_GE(table["releases"].size(), 5u);
+  for (const auto& [name, release] : table["releases"].items()) {
+    const EngineProfile& profile = engine_profile(name);
+    std::vector<std::int64_t> votes;
+    for (std::int64_t step = 1; step <= 64; ++step)
+      if (is_vote_step(profile.dp_votes, step)) votes.push_back(step);
+    EXPECT_EQ(votes, release["votes"].get<std::vector<std::int64_t>>()) << name;
+    EXPECT_EQ(profile.dp_sync_rows, release["rows"]) << name;
+  }
+}
+
+// One request per second, each with `output` tokens.
+Result<RunReport> run_one_by_one(const std::string& engine, int num_requests, std::int32_t output) {
+  LockstepConfig config = make_parallel(3);
+  config.engine.engine = engine;
+  config.engine.async_scheduling = false;
+  Trace trace;
+  for (int i = 0; i < num_requests; ++i) {
+    TraceRequest request;
+    request.spec.name = std::to_string(i);
+    request.spec.prompt.append({TokenRun::Kind::seeded, 1, 0, 8});
+    request.spec.max_tokens = request.output.length = output;
+    request.spec.arrival_ns = i * 1'000'000'000LL;
+    trace.records.emplace_back(std::move(request));
+  }
+  return run_world(config, trace, nullptr);
+}
+
+// The second request begins another wave, of `output` steps, and ends the run. Each request has one
+// rank, so a wave of n steps has 3 * n - output idle ones.
+TEST(DataParallel, AWaveEndsWithTheFirstVoteOfTheReleaseThatFindsNoRequest) {
+  const auto steps_of_wave = [](const std::string& engine, std::int32_t output) {
+    const auto run = run_one_by_one(engine, 2, output);
+    EXPECT_TRUE(run) << run.error().message;
+    EXPECT_EQ(run->summary.verdict, Verdict::agreed) << what(*run);
+    EXPECT_EQ(run->summary.not_checked.size(), 1u);  // memory: no backend
+    return (run->summary.idle_rank_steps - output) / 3;
+  };
+  EXPECT_EQ(steps_of_wave("vllm-0.22.1", 1), 32);
+  EXPECT_EQ(steps_of_wave("vllm-0.29.0", 3), 32);
+  EXPECT_EQ(steps_of_wave("vllm-0.33.0", 1), 1);
+  EXPECT_EQ(steps_of_wave("vllm-0.33.0", 3), 16);
+  EXPECT_EQ(steps_of_wave("vllm-0.33.0", 17), 32);
+}
+
+TEST(DataParallel, EquallyLoadedRanksGetRequestsInTurnSinceReleasesRotate) {
+  const auto requests_of = [](const std::string& engine) {
+    const auto run = run_one_by_one(engine, 4, 2);
+    EXPECT_TRUE(run) << run.error().message;
+    std::vector<std::int64_t> requests;
+    for (const RunSummary& rank : run->engines) requests.push_back(rank.requests);
+    return requests;
+  };
+  EXPECT_EQ(requests_of("vllm-0.22.1"), (std::vector<std::int64_t>{4, 0, 0}));
+  EXPECT_EQ(requests_of("vllm-0.25.1"), (std::vector<std::int64_t>{2, 1, 1}));
+  EXPECT_EQ(requests_of("vllm-0.33.0"), (std::vector<std::int64_t>{2, 1, 1}));
 }
 
 // Recorders between each engine and its share of the workload.

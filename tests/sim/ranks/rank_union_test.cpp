@@ -105,6 +105,8 @@ TEST(RankUnion, ALayerThatNoStageHoldsIsFound) {
   const auto found = union_of(two_ranks(1, 2), {0, 0});
   ASSERT_TRUE(found);
   EXPECT_EQ(found->layer_name, "a.1");
+  EXPECT_NE(to_text(*found).find("group 0, layer 1 (a.1), "), std::string::npos) << to_text(*found);
+  EXPECT_NE(found->message.find("layer 1 (a.1), token"), std::string::npos) << found->message;
 }
 
 }  // namespace
