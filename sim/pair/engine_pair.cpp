@@ -9,12 +9,9 @@
 #include "base/stop_signal.h"
 
 namespace lockstep {
-namespace {
 
 // Refused requests that a report lists with their reasons. A bad network may refuse thousands.
 constexpr std::int64_t kRefusedNamed = 20;
-
-}  // namespace
 
 void Travellers::arrived(RequestSpec spec, std::uint64_t ticket) {
   const std::string name = spec.name;

@@ -62,17 +62,15 @@ std::vector<std::uint8_t> StagedLoads::seen_by_loads(std::size_t host,
   return before;
 }
 
-namespace {
-
 // Returns the table entries that a load of tokens [first, last) must fill before the next token can
 // be computed. Entries before a window are left out, as are null blocks, which hold no tokens.
 // Example: block_size 16, window 32, tokens 0 to 99 loaded: the next token, 100, reads from 69 on,
 // so only entries 4 to 6 are loaded. vLLM clips to the last blocks instead (nixl/scheduler.py,
 // get_sw_clipped_blocks()).
-std::vector<LoadPiece> pieces_of_load(std::span<const KVCacheGroupSpec> groups,
-                                      const Scheduler& scheduler, RequestId request,
-                                      std::int32_t first, std::int32_t last,
-                                      std::int32_t num_tokens) {
+static std::vector<LoadPiece> pieces_of_load(std::span<const KVCacheGroupSpec> groups,
+                                             const Scheduler& scheduler, RequestId request,
+                                             std::int32_t first, std::int32_t last,
+                                             std::int32_t num_tokens) {
   // The engine computes the last token of a request even if it was loaded, so the window of that
   // token must be complete.
   const std::int32_t next = std::min(last, num_tokens - 1);
@@ -90,8 +88,6 @@ std::vector<LoadPiece> pieces_of_load(std::span<const KVCacheGroupSpec> groups,
   }
   return pieces;
 }
-
-}  // namespace
 
 BlockTransfer TransferReceiver::transfer_of(const Load& load, BlockPlace place, BlockId block) {
   return {.request = load.request,

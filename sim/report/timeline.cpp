@@ -8,10 +8,9 @@
 #include <iterator>
 
 namespace lockstep {
-namespace {
 
 // Adds what happened; states are those of the later entry.
-void merge_into(TimelineStep& into, const TimelineStep& next) {
+static void merge_into(TimelineStep& into, const TimelineStep& next) {
   TimelineStep sum = next;
   sum.step = into.step;
   sum.time_ns = into.time_ns;
@@ -26,11 +25,9 @@ void merge_into(TimelineStep& into, const TimelineStep& next) {
 }
 
 // Compares what the map shows; step and block identify a change.
-bool same_state(const BlockChange& a, const BlockChange& b) {
+static bool same_state(const BlockChange& a, const BlockChange& b) {
   return a.group == b.group && a.holders == b.holders && a.lane == b.lane && a.cached == b.cached;
 }
-
-}  // namespace
 
 // Every block starts free and without content.
 TimelineRecorder::TimelineRecorder(const RunConfig& config, const TimelineLimits& limits)
