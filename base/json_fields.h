@@ -23,6 +23,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -157,7 +158,7 @@ struct Word {
   }
 };
 
-// An object whose keys are data: rows of a name and a content, in file order. Its keys are never
+// An object whose keys are data: rows of a name and a content, in file order, or a map. Its keys are never
 // unknown.
 template <class Member = Plain>
 struct ById {
@@ -171,6 +172,10 @@ struct ById {
       id = key;
       member.read(entry, content);
     }
+  }
+  template <class T>
+  void read(JsonValue value, std::map<std::string, T>& rows) const {
+    for (auto& [key, entry] : value.object().entries()) member.read(entry, rows[std::string(key)]);
   }
   template <class Rows>
   void write(JsonWriter& out, const Rows& rows) const {
@@ -398,6 +403,14 @@ void read_fields(JsonValue value, T& row, const Context&... context) {
   FieldReader io(object);
   fields(io, row, context...);
   object.finish();
+}
+
+// Returns the row that an object describes.
+template <class T, class... Context>
+T row_of_fields(JsonValue value, const Context&... context) {
+  T row;
+  read_fields(value, row, context...);
+  return row;
 }
 
 template <class T, class... Context>

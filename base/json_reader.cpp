@@ -43,11 +43,9 @@ bool carries_input(std::string_view name) {
   });
 }
 
-namespace {
-
 // True if at most two edits turn one word into the other: a letter more, less or different. A swap
 // of two letters counts as two. One row of the edit distance table is kept.
-bool is_misspelled(std::string_view found, std::string_view known) {
+static bool is_misspelled(std::string_view found, std::string_view known) {
   constexpr std::size_t kEdits = 2;
   constexpr std::size_t kShortest = 5;  // shorter keys are close to anything
   if (known.size() < kShortest || found.size() + kEdits < known.size() ||
@@ -64,8 +62,6 @@ bool is_misspelled(std::string_view found, std::string_view known) {
   }
   return row.back() <= kEdits;
 }
-
-}  // namespace
 
 JsonReader::JsonReader(std::string file) : file_(std::move(file)) {}
 JsonReader::~JsonReader() = default;

@@ -19,12 +19,10 @@ Result<std::unique_ptr<cuda::Device>> cuda::make_gpu_device(std::int64_t) {
 }
 #endif
 
-namespace {
-
 // Room for the arrays of a step, next to the pool, in memory that is one allocation.
 constexpr std::int64_t kArrayBytes = std::int64_t{1} << 30;
 
-std::int64_t pool_size_bytes_of(const BackendConfig& config) {
+static std::int64_t pool_size_bytes_of(const BackendConfig& config) {
   std::int64_t pool_size_bytes = 0;
   for (const KVCacheTensor& tensor : config.plan.tensors) pool_size_bytes += tensor.size_bytes;
   // A host block is no longer than a block's pages of all tensors.
@@ -33,8 +31,8 @@ std::int64_t pool_size_bytes_of(const BackendConfig& config) {
   return pool_size_bytes;
 }
 
-Result<std::unique_ptr<cuda::Device>> device_of(const UserKernels& kernels,
-                                                const BackendConfig& config) {
+static Result<std::unique_ptr<cuda::Device>> device_of(const UserKernels& kernels,
+                                                       const BackendConfig& config) {
   std::string why;
   if (kernels.on_gpu() && !gpu_available(&why))
     return fail("{}: its kernels run on a GPU; {}", kernels.name(), why);
@@ -43,8 +41,6 @@ Result<std::unique_ptr<cuda::Device>> device_of(const UserKernels& kernels,
   return cuda::make_simt_device(config.check, config.seed, pool, kernels.memory(),
                                 config.num_threads);
 }
-
-}  // namespace
 
 Result<std::unique_ptr<Backend>> make_simt_backend(const BackendConfig& config) {
   LS_ASSIGN_OR_RETURN(auto seams, cuda::planted_seams(config));

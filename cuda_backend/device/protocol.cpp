@@ -7,15 +7,12 @@
 #include "base/seeded_random.h"
 
 namespace lockstep::cuda {
-namespace {
 
 constexpr std::uint64_t kGolden = 0x9E3779B97F4A7C15ull;
 
-std::uint64_t coordinate(std::int32_t layer, std::uint32_t part, std::uint32_t head) {
+static std::uint64_t coordinate(std::int32_t layer, std::uint32_t part, std::uint32_t head) {
   return splitmix64((std::uint64_t{static_cast<std::uint32_t>(layer)} << 32) | (part << 16) | head);
 }
-
-}  // namespace
 
 ShapeMasks shape_masks(DType dtype) {
   switch (dtype) {

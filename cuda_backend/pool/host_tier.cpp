@@ -7,17 +7,14 @@
 #include "cuda_backend/device/protocol.h"
 
 namespace lockstep::cuda {
-namespace {
 
 constexpr auto kTierAsTensor = static_cast<std::int32_t>(0x80000000u);  // of rule (12)
 
 // The widest access that both ends of a copy allow.
-std::int32_t unit_of(const BlockRegion& region, std::int64_t offset, std::int64_t stride) {
+static std::int32_t unit_of(const BlockRegion& region, std::int64_t offset, std::int64_t stride) {
   const std::int64_t all = region.unit_bytes | offset | stride;
   return static_cast<std::int32_t>(all & -all);
 }
-
-}  // namespace
 
 HostTier::Direction::Direction(Device& device, const char* operation, bool towards_host)
     : name(operation),

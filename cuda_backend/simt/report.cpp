@@ -130,18 +130,14 @@ std::uint64_t LaunchStatistics::reports_total() const {
 
 #if SIMT_HAVE_LIBBACKTRACE
 
-namespace {
+static void ignore_error(void*, const char*, int) {}
 
-void ignore_error(void*, const char*, int) {}
-
-int keep_first(void* out, std::uintptr_t, const char* file, int line, const char*) {
+static int keep_first(void* out, std::uintptr_t, const char* file, int line, const char*) {
   auto& place = *static_cast<std::string*>(out);
   if (file == nullptr) return 0;
   place = fmt::format("{}:{}", file, line);
   return 1;  // the innermost frame comes first
 }
-
-}  // namespace
 
 std::string source_place(std::uintptr_t pc) {
   // Reading the debug information is expensive; libbacktrace needs one state per process.

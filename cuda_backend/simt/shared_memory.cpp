@@ -7,11 +7,10 @@
 #include "base/check.h"
 
 namespace simt {
-namespace {
 
 // Returns the site's id, unique in the process. Executors on several OS threads may call this at
 // the same time.
-std::uint32_t id_of(runtime::SharedSite& site) {
+static std::uint32_t id_of(runtime::SharedSite& site) {
   static std::atomic<std::uint32_t> last{0};
   const std::atomic_ref<std::uint32_t> id(site.id);
   std::uint32_t known = id.load(std::memory_order_relaxed);
@@ -19,8 +18,6 @@ std::uint32_t id_of(runtime::SharedSite& site) {
   const std::uint32_t fresh = ++last;
   return id.compare_exchange_strong(known, fresh) ? fresh : known;
 }
-
-}  // namespace
 
 void SharedMemory::begin_launch(std::size_t dynamic_bytes, std::size_t capacity_bytes) {
   LS_CHECK(dynamic_bytes <= capacity_bytes, "{} bytes of {}", dynamic_bytes, capacity_bytes);

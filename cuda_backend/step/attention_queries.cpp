@@ -9,8 +9,6 @@
 
 namespace lockstep::cuda {
 
-namespace {
-
 // Rows (positions times heads) that one CTA digests: long probes are shared by many.
 constexpr std::int32_t kPieceRows = 4096;
 
@@ -18,8 +16,6 @@ constexpr std::int32_t kPieceRows = 4096;
 constexpr DigestPiece kNoPiece{.probe = 0, .row = -1, .layer_index = 0, .first = 0, .last = 0};
 
 constexpr std::uint32_t kPartQuery = 2;
-
-}  // namespace
 
 AttentionReader::AttentionReader(Device& device, const LayerCaches& layers,
                                  const BlockTables& tables, const SparsePages* sparse)

@@ -14,9 +14,7 @@
 
 namespace lockstep::cuda {
 
-namespace {
-
-float decoded(const std::byte* element, DType dtype) {
+static float decoded(const std::byte* element, DType dtype) {
   if (dtype == DType::fp32) {
     float number = 0;
     std::memcpy(&number, element, 4);
@@ -38,7 +36,7 @@ constexpr ShapeMasks kDecayMasks{0x007FFFFF * kBothHalves, 0xBE000000 * kBothHal
 constexpr ShapeMasks kShareMasks{0x007FFFFF * kBothHalves, 0x3F000000 * kBothHalves};
 
 constexpr std::int64_t kAlignedFloats = 64;
-std::int64_t aligned(std::int64_t floats) {
+static std::int64_t aligned(std::int64_t floats) {
   return (floats + kAlignedFloats - 1) / kAlignedFloats * kAlignedFloats;
 }
 
@@ -46,8 +44,6 @@ constexpr int kInputsOfRecurrence = 5;
 
 constexpr std::int32_t kMaxStateColumns = 256;  // of state_rows.cuh
 constexpr std::uint32_t kPartInputs = 64, kPartsOfState = 8;
-
-}  // namespace
 
 RealStates::RealStates(Device& device, const BackendConfig& config, const LayerCaches& layers)
     : device_(device),

@@ -13,11 +13,10 @@
 #include "sim/verdict/run_summary.h"
 
 namespace lockstep {
-namespace {
 
 // Returns the known tokens of all live requests: running, waiting, and those in the connector's
 // queue, which `waiting` of the decisions does not contain.
-std::map<std::string, std::int64_t> known_tokens(const StepView& view) {
+static std::map<std::string, std::int64_t> known_tokens(const StepView& view) {
   std::map<std::string, std::int64_t> known;
   const auto take = [&](std::span<const RequestId> ids) {
     for (const RequestId id : ids)
@@ -32,7 +31,7 @@ std::map<std::string, std::int64_t> known_tokens(const StepView& view) {
 // Appends the tables of requests that hold blocks and do not run: a request whose load is in flight
 // or complete, and a finished request whose blocks are still being sent. A request without blocks
 // has an empty table in every group, so group 0 suffices as the test.
-void take_waiting_tables(const StepView& view, ExplainedStep& step) {
+static void take_waiting_tables(const StepView& view, ExplainedStep& step) {
   const auto take = [&](RequestId id) {
     const RecordedTable& table = step.waiting_tables.emplace_back(table_of(view, id));
     const Scheduler* const model = view.decisions.model();
@@ -43,8 +42,6 @@ void take_waiting_tables(const StepView& view, ExplainedStep& step) {
     if (!view.decisions.block_table(request.id, 0).empty()) take(request.id);
   for (const HeldRequest& request : view.decisions.held()) take(request.id);
 }
-
-}  // namespace
 
 std::vector<BlockState> ExplanationKeeper::pool_of(const StepView& view,
                                                    const ExplainedStep& step) {

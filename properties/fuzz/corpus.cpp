@@ -9,13 +9,10 @@
 #include "base/line_reader.h"
 
 namespace lockstep {
-namespace {
 
 constexpr std::int32_t kNewPercent = 80;  // cases from fresh seeds, in percent
 // Changes of a failing case mostly repeat its failure, which adds no coverage.
 constexpr double kWeightOfFailed = 0.05;
-
-}  // namespace
 
 void Corpus::add(JudgedGenes judged) {
   const auto index = static_cast<std::int32_t>(entries_.size());

@@ -7,8 +7,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "base/json_reader.h"
-#include "base/json_writer.h"
+#include "base/json_fields.h"
 #include "base/line_reader.h"
 #include "base/number_text.h"
 #include "base/parallel.h"
@@ -310,11 +309,9 @@ FuzzReport fuzz(const FuzzOptions& options, const FuzzCallbacks& callbacks) {
   return FuzzSession(options, callbacks).run();
 }
 
-namespace {
-
 // Checks that the reports, sorted by first seed and shard, are complete: every shard of a run is
 // present once, and each run starts at the seed after the previous run's last one.
-Result<void> check_complete(std::span<const FuzzReport> sorted) {
+static Result<void> check_complete(std::span<const FuzzReport> sorted) {
   for (std::size_t i = 0; i < sorted.size();) {
     const FuzzReport& run = sorted[i];
     const auto shard_text = [&](std::int64_t shard) {
@@ -336,8 +333,6 @@ Result<void> check_complete(std::span<const FuzzReport> sorted) {
   }
   return {};
 }
-
-}  // namespace
 
 // Later reports are compared with the first one in seed order. Its `again` command is kept: the
 // parts were started by the same command with different seeds.
@@ -404,161 +399,102 @@ constexpr JsonWord<OutcomeKind> kKinds[] = {{"divergence", OutcomeKind::divergen
                                             {"violation", OutcomeKind::violation},
                                             {"stuck", OutcomeKind::stuck},
                                             {"harness", OutcomeKind::harness}};
+constexpr form::Between kCount{0, INT64_MAX};
+constexpr form::AnyText kText;
 
-// Writes the counts; the first refusal follows its count.
-void write_counts(JsonWriter& out, const FuzzReport& report) {
-  for (const auto& [name, count] : kFuzzCounts) {
-    out.integer(name, report.*count);
-    if (count != &FuzzReport::refused) continue;
-    out.key("first_refused_seed").uint64(report.first_refused_seed);
-    out.string("first_refusal", report.first_refusal);
+// The genes of a case as text. A bad line of genes is reported at its position in the report.
+struct GenesText {
+  static void read(JsonValue value, CaseGenes& genes) {
+    auto found = genes_from_text("corpus", value.string(), 1);
+    if (!found) return value.refuse_because(found.error().message);
+    genes = std::move(*found);
   }
-  out.key("state_hash").begin_array();
-  out.uint64(report.state_hash.high).uint64(report.state_hash.low).end_array();
-  out.key("tally").begin_object();
-  for (std::size_t i = 0; i < kNumReached; ++i) {
-    const auto reached = static_cast<Reached>(i);
-    out.integer(name_of(reached), report.tally[reached]);
-  }
-  out.end_object();
-}
-
-// Reads what write_counts() wrote. Every class of coverage must be present: a report of a release
-// with other classes is refused rather than merged wrongly.
-void read_counts(JsonObject& object, FuzzReport& report) {
-  for (const auto& [name, count] : kFuzzCounts) report.*count = object.required(name).integer(0);
-  report.first_refused_seed = object.required("first_refused_seed").uint64();
-  report.first_refusal = object.required("first_refusal").string();
-  JsonValue hash = object.required("state_hash");
-  std::vector<std::uint64_t> words;
-  for (JsonValue word : hash.array()) words.push_back(word.uint64());
-  if (words.size() == 2)
-    report.state_hash = {.high = words[0], .low = words[1]};
-  else
-    hash.refuse("two numbers");
-  JsonObject tally = object.required("tally").object();
-  for (std::size_t i = 0; i < kNumReached; ++i) {
-    const auto reached = static_cast<Reached>(i);
-    report.tally.count(reached, tally.required(name_of(reached)).integer(0));
-  }
-  tally.finish();
-}
-
-void write_known(JsonWriter& out, const std::map<std::string, KnownCases>& known) {
-  out.begin_object();
-  for (const auto& [name, cases] : known) {
-    out.key(name).begin_object().integer("cases", cases.cases);
-    out.key("first_seed").uint64(cases.first_seed).end_object();
-  }
-  out.end_object();
-}
-
-// Reads cases by name. An entry with 0 cases is refused: the writer never has one.
-void read_known(JsonValue value, std::map<std::string, KnownCases>& known) {
-  for (auto& [name, entry] : value.object().entries()) {
-    JsonObject cases = entry.object();
-    known[std::string(name)] = {.cases = cases.required("cases").integer(1),
-                                .first_seed = cases.required("first_seed").uint64()};
-    cases.finish();
-  }
-}
-
-void write_failure(JsonWriter& out, const FuzzFailure& failure) {
-  out.begin_object().key("seed").uint64(failure.seed);
-  out.string("kind", name_of(failure.kind)).string("check", failure.check);
-  out.integer("step", failure.step).string("request", failure.request);
-  out.string("what", failure.what).integer("steps", failure.steps).end_object();
-}
-
-FuzzFailure read_failure(JsonValue value) {
-  JsonObject object = value.object();
-  FuzzFailure failure;
-  failure.seed = object.required("seed").uint64();
-  failure.kind = object.required("kind").word<OutcomeKind>(kKinds);
-  failure.check = object.required("check").string();
-  failure.step = object.required("step").integer(-1);
-  failure.request = object.required("request").string();
-  failure.what = object.required("what").string();
-  // Absent in reports of older releases.
-  if (auto steps = object.optional("steps")) failure.steps = steps.integer(0);
-  object.finish();
-  return failure;
-}
-
-FuzzReport read_report(JsonValue value) {
-  JsonObject object = value.object();
-  FuzzReport report;
-  object.required("lockstep_fuzz").integer(kReportVersion, kReportVersion);
-  report.engine = object.required("engine").string();
-  if (auto decided_by = object.optional("decided_by")) report.decided_by = decided_by.string();
-  if (auto worked_by = object.optional("worked_by")) report.worked_by = worked_by.string();
-  report.backend = object.required("backend").string();
-  report.mutant = object.required("mutant").string();
-  if (auto again = object.optional("again")) report.again = again.string();
-  if (auto interrupted = object.optional("interrupted")) report.interrupted = interrupted.boolean();
-  report.first_seed = object.required("first_seed").uint64();
-  report.runs = object.required("runs").integer(0);
-  report.shards = object.required("shards").integer(1, 1 << 20);
-  // A shard number of the file is below `shards`, as fuzz() requires.
-  report.shard = object.required("shard").integer(0, report.shards - 1);
-  read_counts(object, report);
-  read_known(object.required("known"), report.known);
-  if (auto refusals = object.optional("refusals")) read_known(refusals, report.refusals);
-  if (auto left_out = object.optional("left_out")) read_known(left_out, report.left_out);
-  for (JsonValue failure : object.required("failures").array())
-    report.failures.push_back(read_failure(failure));
-  if (auto guided = object.optional("guided")) report.guided = guided.boolean();
-  if (auto repeats = object.optional("repeats")) report.repeats = repeats.boolean();
-  if (auto corpus = object.optional("corpus"))
-    // A bad line of genes is reported at its position in the report.
-    for (JsonValue text : corpus.array()) {
-      auto genes = genes_from_text("corpus", text.string(), 1);
-      if (!genes)
-        text.refuse_because(genes.error().message);
-      else
-        report.corpus.push_back(std::move(*genes));
-    }
-  // Derived from the rest, and written for people and other programs.
-  for (const char* follows : {"buckets", "not_checked"}) object.optional(follows);
-  object.finish();
-  return report;
-}
+  static void write(JsonWriter& out, const CaseGenes& genes) { out.string(genes_to_text(genes)); }
+};
 
 }  // namespace
 
-std::string fuzz_report_to_json(const FuzzReport& report) {
-  JsonWriter out;
-  out.begin_object().integer("lockstep_fuzz", kReportVersion);
-  out.string("engine", report.engine);
-  if (!report.decided_by.empty()) out.string("decided_by", report.decided_by);
-  if (!report.worked_by.empty()) out.string("worked_by", report.worked_by);
-  out.string("backend", report.backend);
-  out.string("mutant", report.mutant).key("first_seed").uint64(report.first_seed);
-  if (!report.again.empty()) out.string("again", report.again);
-  if (report.guided) out.boolean("guided", true).boolean("repeats", report.repeats);
-  out.integer("runs", report.runs).integer("shards", report.shards);
-  out.integer("shard", report.shard);
-  write_counts(out, report);
-  write_known(out.key("known"), report.known);
-  write_known(out.key("refusals"), report.refusals);
-  if (!report.left_out.empty()) write_known(out.key("left_out"), report.left_out);
-  out.key("failures").begin_array();
-  for (const FuzzFailure& failure : report.failures) write_failure(out, failure);
-  out.end_array().key("buckets").begin_array();
+// Every class of coverage must be present: a report of a release with other classes is refused
+// rather than merged wrongly.
+template <class Io>
+void fields(Io& io, FieldsOf<Io, Tally>& tally) {
+  for (std::size_t i = 0; i < kNumReached; ++i) {
+    const auto reached = static_cast<Reached>(i);
+    std::int64_t times = tally[reached];
+    io.required(name_of(reached), times, kCount);
+    if constexpr (Io::kReads) tally.count(reached, times);
+  }
+}
+
+// An entry with 0 cases is refused: the writer never has one.
+template <class Io>
+void fields(Io& io, FieldsOf<Io, KnownCases>& known) {
+  io.required("cases", known.cases, form::Between{1, INT64_MAX});
+  io.required("first_seed", known.first_seed, form::Unsigned{});
+}
+
+// Reports of older releases have no `steps`.
+template <class Io>
+void fields(Io& io, FieldsOf<Io, FuzzFailure>& failure) {
+  io.required("seed", failure.seed, form::Unsigned{});
+  io.required("kind", failure.kind, form::Word<OutcomeKind>{kKinds});
+  io.required("check", failure.check, kText);
+  io.required("step", failure.step, form::Between{-1, INT64_MAX});
+  io.required("request", failure.request, kText);
+  io.required("what", failure.what, kText);
+  io.defaulted("steps", failure.steps, kCount);
+}
+
+static void write_buckets(JsonWriter& out, const FuzzReport& report) {
+  out.begin_array();
   for (const FuzzBucket& bucket : report.buckets()) {
     out.begin_object().string("bucket", bucket.name).integer("cases", bucket.cases);
     out.key("first_seed").uint64(bucket.first->seed);
     out.key("smallest_seed").uint64(bucket.smallest->seed).end_object();
   }
   out.end_array();
-  if (report.guided) {
-    out.key("corpus").begin_array();
-    for (const CaseGenes& genes : report.corpus) out.string(genes_to_text(genes));
-    out.end_array();
-  }
-  out.key("not_checked").strings(report.not_checked()).end_object();
-  return out.take_line();
 }
+
+template <class Io>
+void fields(Io& io, FieldsOf<Io, FuzzReport>& report) {
+  io.constant("lockstep_fuzz", kReportVersion);
+  io.required("engine", report.engine, kText);
+  io.optional("decided_by", report.decided_by, kText);
+  io.optional("worked_by", report.worked_by, kText);
+  io.required("backend", report.backend, kText);
+  io.required("mutant", report.mutant, kText);
+  io.required("first_seed", report.first_seed, form::Unsigned{});
+  io.optional("again", report.again, kText);
+  if constexpr (Io::kReads) io.optional("interrupted", report.interrupted);
+  io.optional("guided", report.guided);
+  if (Io::kReads || report.guided) io.defaulted("repeats", report.repeats);
+  io.required("runs", report.runs, kCount);
+  io.required("shards", report.shards, form::Between{1, 1 << 20});
+  // A shard number of the file is below `shards`, as fuzz() requires.
+  io.required("shard", report.shard, form::Between{0, report.shards - 1});
+  for (const auto& [name, count] : kFuzzCounts) {
+    io.required(name, report.*count, kCount);
+    if (count != &FuzzReport::refused) continue;
+    io.required("first_refused_seed", report.first_refused_seed, form::Unsigned{});
+    io.required("first_refusal", report.first_refusal, kText);
+  }
+  io.required("state_hash", report.state_hash,
+              form::Pair<form::Unsigned, form::Unsigned>{"two numbers"});
+  io.required("tally", report.tally);
+  io.required("known", report.known, form::ById<>{});
+  io.defaulted("refusals", report.refusals, form::ById<>{});
+  io.optional("left_out", report.left_out, form::ById<>{});
+  io.required("failures", report.failures);
+  if constexpr (!Io::kReads) write_buckets(io.out.key("buckets"), report);
+  if (Io::kReads || report.guided) io.defaulted("corpus", report.corpus, form::Each<GenesText>{});
+  // `buckets` and `not_checked` are derived from the rest, for people and other programs.
+  if constexpr (Io::kReads)
+    for (const char* follows : {"buckets", "not_checked"}) io.object.optional(follows);
+  else
+    io.out.key("not_checked").strings(report.not_checked());
+}
+
+std::string fuzz_report_to_json(const FuzzReport& report) { return line_of_fields(report); }
 
 Result<FuzzReport> read_fuzz_report(const std::string& path) {
   LS_ASSIGN_OR_RETURN(auto lines, LineReader::open(path));
@@ -567,7 +503,7 @@ Result<FuzzReport> read_fuzz_report(const std::string& path) {
   if (!got) return fail(fmt::format("{}: empty; expected the report of a fuzz run", path));
   JsonReader json(path);
   FuzzReport report;
-  if (json.parse(line, lines.number(), lines.is_cut_off())) report = read_report(json.root());
+  if (json.parse(line, lines.number(), lines.is_cut_off())) read_fields(json.root(), report);
   if (!json.ok()) return json.failure();
   return report;
 }

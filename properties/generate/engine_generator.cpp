@@ -106,11 +106,9 @@ void fit_engine(Draw& draw, const std::vector<KVCacheGroupSpec>& groups, EngineC
 
 // Ranks of every kind, few of each: more ranks only cost time.
 
-namespace {
-
 // Plans the groups again after their heads and states have changed. Pages of all groups are padded
 // to the largest. False: there is no such plan, and `saved` is unchanged.
-bool plan_with(SavedCase& saved, std::vector<KVCacheGroupSpec> groups) {
+static bool plan_with(SavedCase& saved, std::vector<KVCacheGroupSpec> groups) {
   for (KVCacheGroupSpec& group : groups) group.spec.page_size_padded.reset();
   auto plan = plan_for_groups(std::move(groups), saved.cache.num_blocks);
   if (!plan) return false;
@@ -120,7 +118,7 @@ bool plan_with(SavedCase& saved, std::vector<KVCacheGroupSpec> groups) {
 
 // Generates tensor parallelism. Cut: heads and channels are multiples of tp. Replicated: a model
 // has fewer KV heads than ranks, so tp / heads ranks store the same head (1 or 2 heads for tp 4).
-void draw_tensor_parallel(Draw& draw, SavedCase& saved) {
+static void draw_tensor_parallel(Draw& draw, SavedCase& saved) {
   const std::int32_t tp = draw.choices.one_of({2, 2, 4});
   const bool replicated = draw.has(Feature::replicated_heads);
   std::vector<KVCacheGroupSpec> groups = saved.cache.groups;
@@ -137,8 +135,6 @@ void draw_tensor_parallel(Draw& draw, SavedCase& saved) {
   saved.tensor_parallel_size = tp;
   saved.queries_per_kv = tp * static_cast<std::int32_t>(draw.choices.between(1, 2));
 }
-
-}  // namespace
 
 void draw_ranks(Draw& draw, SavedCase& saved) {
   if (draw.runs_kernels() && std::ranges::none_of(saved.cache.groups, has_pages_of_its_own)) {
@@ -190,11 +186,9 @@ void draw_states_as_served(Draw& draw, SavedCase& saved) {
 // Backend modes: captured graphs and real numbers. They never change a decision, so one case may
 // run in all of them.
 
-namespace {
-
 // Returns true if the group's rows cannot hold real numbers. Scales after the rows are 4-byte
 // floats and must be aligned in every page.
-bool has_no_real_rows(const SavedCase& saved, const KVCacheGroupSpec& group) {
+static bool has_no_real_rows(const SavedCase& saved, const KVCacheGroupSpec& group) {
   switch (group.spec.kv_quant_mode) {
     case KVQuantMode::none:
     case KVQuantMode::fp8_per_tensor:
@@ -208,8 +202,6 @@ bool has_no_real_rows(const SavedCase& saved, const KVCacheGroupSpec& group) {
   }
 }
 
-}  // namespace
-
 void draw_device_modes(Draw& draw, SavedCase& saved) {
   if (draw.has(Feature::captured_graphs))
     saved.max_cudagraph_capture_size = draw.choices.one_of({8, 16, 64});
@@ -221,11 +213,9 @@ void draw_device_modes(Draw& draw, SavedCase& saved) {
 // KV connectors of generated cases: peers that have prefixes of some prompts, a host tier with few
 // or many blocks, fast or late transfers, loads that fail, and several connectors behind one.
 
-namespace {
-
 // Returns true if the case may have a simulated connector. A step in flight is added later, by
 // draw_async_connector().
-bool takes_connector(const Draw& draw, const SavedCase& saved) {
+static bool takes_connector(const Draw& draw, const SavedCase& saved) {
   RunTraits more = {RunTrait::connector, RunTrait::simulated_connector};
   more.add_if(draw.options.any_release_connects, RunTrait::other_engine);
   return takes(saved, more) && !saved.engine.async_scheduling &&
@@ -234,13 +224,11 @@ bool takes_connector(const Draw& draw, const SavedCase& saved) {
 
 // Sizes the host tier: as large as the pool, so small that it evicts at once, or with room for
 // everything.
-void draw_host_tier(Draw& draw, SavedCase& saved) {
+static void draw_host_tier(Draw& draw, SavedCase& saved) {
   saved.connector.num_host_blocks = draw.choices.one_of<std::int64_t>(
       {saved.cache.num_blocks, draw.choices.between(1, 8), 4 * saved.cache.num_blocks});
   saved.connector.delay_steps_max = draw.choices.one_of({3, 0, 1, 8});
 }
-
-}  // namespace
 
 void draw_connector(Draw& draw, SavedCase& saved) {
   if (!takes_connector(draw, saved)) return;

@@ -318,11 +318,9 @@ std::string genes_to_text(const CaseGenes& genes) {
   return out.take_line();
 }
 
-namespace {
-
 // Reads the object of genes_to_text(). A part key outside all parts is refused; the loop bounds the
 // number so that long digits do not overflow.
-CaseGenes read_genes(JsonValue value) {
+static CaseGenes read_genes(JsonValue value) {
   JsonObject object = value.object();
   CaseGenes genes;
   genes.base = object.required("base").uint64();
@@ -353,8 +351,6 @@ CaseGenes read_genes(JsonValue value) {
   object.finish();
   return genes;
 }
-
-}  // namespace
 
 Result<CaseGenes> genes_from_text(const std::string& name, std::string_view text,
                                   std::int64_t line) {

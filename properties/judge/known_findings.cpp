@@ -487,11 +487,9 @@ const KnownFinding* known_finding(const SavedCase& saved, const Outcome& outcome
   return search(saved, outcome, backend, repairs);
 }
 
-namespace {
-
 // Returns the case under the release that is modelled with connectors, if its own release is not.
 // Policies on which findings about connectors depend keep the values of the case's release.
-SavedCase as_modelled(const SavedCase& saved) {
+static SavedCase as_modelled(const SavedCase& saved) {
   if (!has_connector(saved) || profile_of(saved).release->models_connectors) return saved;
   std::string engine = connector_profile().name;
   for (const FindingPolicies& finding : finding_policies())
@@ -510,13 +508,11 @@ SavedCase as_modelled(const SavedCase& saved) {
 
 // Returns true if the release can have the finding, by its policies. A finding without policies is
 // possible in all.
-bool is_of_release(const KnownFinding& finding, const EngineProfile& profile) {
+static bool is_of_release(const KnownFinding& finding, const EngineProfile& profile) {
   return std::ranges::none_of(finding_policies(), [&](const FindingPolicies& policies) {
     return policies.finding == finding.number && !is_possible(profile, policies);
   });
 }
-
-}  // namespace
 
 const KnownFinding* known_finding_of_engine(const SavedCase& saved, const Outcome& outcome) {
   if (!outcome.failed()) return nullptr;

@@ -8,6 +8,9 @@
 
 #include <span>
 #include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "properties/mutants/mutant_search.h"
 #include "reference/profiles/engine_profile.h"
@@ -66,6 +69,16 @@ inline GeneratorOptions on_older_pages(FeatureSet always, FeatureSet never = {})
   for (const Release& release : releases())
     if (release.page_format == PageFormat::keys_first) options.engine = release.name;
   return options;
+}
+
+// Source of a defect that no report describes.
+inline constexpr std::string_view kOwn = "this project";
+
+// A row of the catalogue: its members in order, except the site.
+inline Mutant row(std::string_view id, std::string_view source, std::string_view mechanism,
+                  std::string_view exposed_by, std::vector<std::string_view> caught_by,
+                  decltype(Mutant::bias) bias, decltype(Mutant::reshape) reshape = nullptr) {
+  return {id, source, mechanism, exposed_by, std::move(caught_by), std::move(bias), reshape};
 }
 
 // Rows of the catalogue, one function per table. mutant_catalogue() assigns the site.

@@ -341,7 +341,10 @@ MutantReport search_seeds(const Mutant& mutant, const MutantSearchOptions& optio
 MutantReport search_plans(const Mutant& mutant, const PlanSuspect& suspect,
                           const MutantSearchOptions& options) {
   return search_seeds(
-      mutant, options, [&](ChoiceSource& choices) { return generate_plan(choices, mutant.plan); },
+      mutant, options,
+      [&](ChoiceSource& choices) {
+        return generate_plan(choices, std::get<PlanBias>(mutant.bias));
+      },
       [&](const PlanCase& plan, std::string_view defect) {
         return mutant.site == MutantSite::views ? judge_views(plan, suspect, defect)
                                                 : judge_figures(plan, defect);
@@ -353,7 +356,9 @@ MutantReport search_transfers(const Mutant& mutant, const MutantBench& bench,
                               const MutantSearchOptions& options) {
   return search_seeds(
       mutant, options,
-      [&](ChoiceSource& choices) { return generate_transfer(choices, mutant.transfer); },
+      [&](ChoiceSource& choices) {
+        return generate_transfer(choices, std::get<TransferBias>(mutant.bias));
+      },
       [&](const TransferCase& transfer, std::string_view defect) {
         return judge_transfer(transfer, defect, bench.backend);
       },
@@ -372,12 +377,12 @@ std::string why_not_below(const MutantDecider& decider, const Mutant& mutant) {
   if (mutant.site != MutantSite::backend)
     return fmt::format("it is a defect of the site {}, and another engine decides",
                        name_of(mutant.site));
-  if (decider.never.has_any_of(mutant.bias.always))
+  if (decider.never.has_any_of(mutant.cases().always))
     return "it needs cases of a kind that this engine does not support";
   const auto format_of = [](const std::string& engine) {
     return engine_profile(engine).release->page_format;
   };
-  const std::string& engine = mutant.bias.engine;
+  const std::string& engine = mutant.cases().engine;
   // A bias that names an older release needs that release's page format.
   if (!engine.empty() && engine != newest_release() &&
       format_of(engine) != format_of(decider.engine))
@@ -388,7 +393,7 @@ std::string why_not_below(const MutantDecider& decider, const Mutant& mutant) {
 // Excludes features that no defect needs by default: ranks, faults and quantized rows slow a search
 // down and make failures harder to read. `always` of the row takes precedence.
 SavedCase mutant_case(const Mutant& mutant, std::uint64_t seed, const MutantDecider* decider) {
-  GeneratorOptions bias = mutant.bias;
+  GeneratorOptions bias = mutant.cases();
   if (decider != nullptr) {
     bias.engine = decider->engine;
     bias.never.add(decider->never);

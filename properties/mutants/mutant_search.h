@@ -19,6 +19,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <variant>
 #include <vector>
 
 #include "properties/generate/generator.h"
@@ -55,21 +56,21 @@ std::string_view name_of(MutantSite site);
 // One row of the catalogue. The texts appear on a page of the documentation.
 struct Mutant {
   std::string_view id;
-  MutantSite site = MutantSite::scheduler;   // set by mutant_catalogue()
-  std::string_view source = "this project";  // reports of the real defect: "vllm 37236"
-  std::string_view mechanism;                // one line, without a full stop
-  std::string_view exposed_by;               // configuration or event that it needs
+  std::string_view source;      // reports of the real defect: "vllm 37236"
+  std::string_view mechanism;   // one line, without a full stop
+  std::string_view exposed_by;  // configuration or event that it needs
   // Checks that may find it first, as in Outcome::check.
-  std::vector<std::string_view> caught_by = {};
+  std::vector<std::string_view> caught_by;
 
-  // Sites scheduler and backend: the configuration of the generated cases.
-  GeneratorOptions bias = {};
+  // Configuration of the generated cases at sites scheduler and backend; PlanBias at sites views
+  // and planner, TransferBias at site transfer.
+  std::variant<GeneratorOptions, PlanBias, TransferBias> bias;
   // Changes a generated case where no feature of the generator does. May be null.
   void (*reshape)(SavedCase& saved) = nullptr;
-  // Sites views and planner.
-  PlanBias plan = {};
-  // Site transfer.
-  TransferBias transfer = {};
+  MutantSite site = MutantSite::scheduler;  // set by mutant_catalogue()
+
+  // REQUIRES: site scheduler or backend.
+  const GeneratorOptions& cases() const { return std::get<GeneratorOptions>(bias); }
 };
 
 // Returns all rows, ordered by site.

@@ -16,14 +16,11 @@
 #include "reference/memory/row_words.h"
 
 namespace lockstep {
-namespace {
 
 // The tensor number in the poison of host blocks: no plan has that many tensors. More than 4 GiB of
 // host memory is refused, since the model stores every byte of it.
 constexpr std::int64_t kTierAsTensor = std::int64_t{1} << 31;
 constexpr std::int64_t kHostBytesMax = std::int64_t{4} << 30;
-
-}  // namespace
 
 // Collects the bytes of the group's block 0, in the order of the plan, and merges adjacent pieces.
 // Other blocks follow by the layer's block stride.

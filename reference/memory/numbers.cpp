@@ -225,11 +225,9 @@ const StoredNumbers* numbers_by_group(Numbers numbers, KVQuantMode mode, std::in
   return groups[static_cast<std::size_t>(layer) % kScales.size()].data();
 }
 
-namespace {
-
 // The loop finds the smallest power of two that is not below the quotient; elements are in [0.5,
 // 1), so it ends early.
-std::vector<StoredNumbers> fp8_tiles(bool divides) {
+static std::vector<StoredNumbers> fp8_tiles(bool divides) {
   std::vector<StoredNumbers> tiles;
   for (int mantissa = 0; mantissa < kMantissas; ++mantissa) {
     const float largest = magnitude_of(mantissa);
@@ -244,7 +242,7 @@ std::vector<StoredNumbers> fp8_tiles(bool divides) {
 }
 
 // 1 / 512 is e4m3's smallest number: a smaller scale would be 0.
-std::vector<StoredNumbers> fp4_tiles() {
+static std::vector<StoredNumbers> fp4_tiles() {
   std::vector<StoredNumbers> tiles;
   const Worths worths = worths_of(DType::fp8_e4m3);
   for (int mantissa = 0; mantissa < kMantissas; ++mantissa) {
@@ -256,8 +254,6 @@ std::vector<StoredNumbers> fp4_tiles() {
   }
   return tiles;
 }
-
-}  // namespace
 
 const StoredNumbers& numbers_of_fp8_tile(std::size_t mantissa, bool divides) {
   static const std::vector<StoredNumbers> products = fp8_tiles(false), quotients = fp8_tiles(true);

@@ -240,14 +240,10 @@ ByteOwner MemoryModel::owner_of(ModelPage page, std::int64_t byte) const {
   return owner;
 }
 
-namespace {
-
 // True if the rows of a head are contiguous (HND), not those of a token.
-bool has_heads_outside(const ModelLayer& layer) {
+static bool has_heads_outside(const ModelLayer& layer) {
   return layer.memory.parts.front().row_stride == layer.row_size_bytes;
 }
-
-}  // namespace
 
 // Areas need a dense block of the layer: rows of K back to back, then those of V, with nothing in
 // between.

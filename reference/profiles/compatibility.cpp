@@ -185,11 +185,9 @@ std::string_view name_of(CompatibilityRow::Reason reason) {
                                   : "impossible";
 }
 
-namespace {
-
 // Rows that are neither plain nor cached: rings, recomputed windows, compressed rows. Pages of the
 // host pool have rows of their own kind and do not count here.
-void add_special_rows(const KVCacheGroupSpec& group, RunTraits& traits) {
+static void add_special_rows(const KVCacheGroupSpec& group, RunTraits& traits) {
   const KVCacheSpec& spec = group.spec;
   const bool cacheable = is_prefix_cacheable(spec);
   if (keeps_pages(spec) || (cacheable && !has_compressed_rows(group))) return;
@@ -200,7 +198,7 @@ void add_special_rows(const KVCacheGroupSpec& group, RunTraits& traits) {
 }
 
 // Traits of one group. Several groups add up.
-void add_kind(const KVCacheGroupSpec& group, RunTraits& traits) {
+static void add_kind(const KVCacheGroupSpec& group, RunTraits& traits) {
   const KVCacheSpec& spec = group.spec;
   const bool has_states = is_state_kind(spec.kind);
   const bool has_tokens = attends_to_all(spec.kind);
@@ -227,8 +225,6 @@ void add_kind(const KVCacheGroupSpec& group, RunTraits& traits) {
       !group.role.empty() && group.role != kPageSourceRole && group.role != kPageIndexerRole,
       unknown_role);
 }
-
-}  // namespace
 
 // Traits that depend on more than one group are collected here: several sinks, windows of different
 // lengths.

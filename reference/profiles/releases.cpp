@@ -11,8 +11,6 @@
 
 namespace lockstep {
 
-namespace {
-
 // Releases without and with the options of 0.33.0 share these lists.
 constexpr std::array kNotModelled22 = std::to_array<std::string_view>({
     "KV connectors with state layers; the connectors themselves",
@@ -63,7 +61,7 @@ constexpr std::array kReleases = std::to_array<Release>({
 
 // Major, minor and patch number of "vllm-0.33.1.dev7+g1a2b3c", or of its version only. Missing
 // parts are 0, so a name without a number gives {0, 0, 0}.
-std::array<int, 3> numbers_of(std::string_view version) {
+static std::array<int, 3> numbers_of(std::string_view version) {
   if (const auto dash = version.find('-'); dash != std::string_view::npos)
     version.remove_prefix(dash + 1);
   std::array<int, 3> numbers{};
@@ -80,7 +78,7 @@ std::array<int, 3> numbers_of(std::string_view version) {
 
 // Each release starts from the previous one and applies its own changes, so a row of policies.cpp
 // lists only changes.
-std::vector<EngineProfile> make_profiles() {
+static std::vector<EngineProfile> make_profiles() {
   std::vector<EngineProfile> profiles;
   for (const Release& release : kReleases) {
     EngineProfile profile = profiles.empty() ? EngineProfile{} : profiles.back();
@@ -93,8 +91,6 @@ std::vector<EngineProfile> make_profiles() {
   }
   return profiles;
 }
-
-}  // namespace
 
 std::span<const Release> releases() { return kReleases; }
 
@@ -180,8 +176,6 @@ std::string why_pages_differ(const Release& release) {
                      release.name, name_of(release.page_format));
 }
 
-namespace {
-
 constexpr std::array kModelled = std::to_array<std::string_view>({
     "full attention, MLA, sliding window, chunked local attention, states (Mamba, linear "
     "attention), hidden states, and hybrids of them with one or several block sizes",
@@ -192,8 +186,6 @@ constexpr std::array kModelled = std::to_array<std::string_view>({
     "decode and prefill context parallelism; which blocks are zeroed; aborts, resets of the cache",
     "pauses, min_tokens, repetition detection, requests that skip the prefix cache",
 });
-
-}  // namespace
 
 std::span<const std::string_view> modelled() { return kModelled; }
 

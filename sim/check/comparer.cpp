@@ -7,15 +7,12 @@
 #include "base/check.h"
 
 namespace lockstep {
-namespace {
 
 // The bytes of one state tensor within its page.
-std::span<const std::uint8_t> bytes_in_page(std::span<const std::uint8_t> page,
-                                            const ModelLayer& layer, std::size_t state) {
+static std::span<const std::uint8_t> bytes_in_page(std::span<const std::uint8_t> page,
+                                                   const ModelLayer& layer, std::size_t state) {
   return page.subspan(layer.state_offset(state), layer.state_bytes(state));
 }
-
-}  // namespace
 
 Checked StateChecker::check(const StepProgram& program, const StepExpectation& expected,
                             const StepReadback& readback) {
@@ -185,15 +182,13 @@ Checked StateChecker::check_outputs(const Update& update, const ModelLayer& laye
   return {};
 }
 
-namespace {
-
 // Pages per fingerprint call; bounds page_ids_ and fingerprints_ for pools with millions of pages.
 constexpr std::size_t kPagesAtATime = 4096;
 
 // Refuses a readback with missing parts. That is a programming error of the backend, so it is an
 // Error and not a divergence.
-Result<void> check_sizes(const StepProgram& program, const StepReadback& readback,
-                         std::size_t num_groups) {
+static Result<void> check_sizes(const StepProgram& program, const StepReadback& readback,
+                                std::size_t num_groups) {
   const bool sound = readback.tables.size() == num_groups &&
                      readback.table_ends.size() == num_groups &&
                      readback.slot_mappings.size() == num_groups &&
@@ -205,8 +200,6 @@ Result<void> check_sizes(const StepProgram& program, const StepReadback& readbac
         num_groups, program.probes.size());
   return {};
 }
-
-}  // namespace
 
 Comparer::Comparer(const BackendConfig& config, MemoryModel& model, Worker& worker,
                    Backend& backend, std::int64_t untouched_pages, RunSummary& counts)

@@ -12,12 +12,11 @@
 #include "sim/step/model_step.h"
 
 namespace lockstep {
-namespace {
 
 // Describes what a step did for one request. A slice of one token counts as decode only if it is
 // the last known token; a one-token chunk of a prefill is not.
-std::string what_runs(const StepProgram& program, const WorkerRequest& request,
-                      const RowSlice& slice) {
+static std::string what_runs(const StepProgram& program, const WorkerRequest& request,
+                             const RowSlice& slice) {
   const std::int64_t last = std::int64_t{slice.first_position} + slice.num_tokens;
   const bool decode = slice.num_tokens == 1 && last == request.num_known;
   return fmt::format("{} {} tokens [{}, {}) in row {}; {} requests and {} tokens in the step",
@@ -27,7 +26,7 @@ std::string what_runs(const StepProgram& program, const WorkerRequest& request,
 }
 
 // Returns the first wrong byte of the page, -1 if all are right. Counts the wrong ones.
-std::int64_t first_wrong_byte(Divergence& found) {
+static std::int64_t first_wrong_byte(Divergence& found) {
   LS_CHECK(found.found_page.size() == found.expected_page.size(), "{} bytes read, {} expected",
            found.found_page.size(), found.expected_page.size());
   std::int64_t first = -1;
@@ -38,8 +37,6 @@ std::int64_t first_wrong_byte(Divergence& found) {
   }
   return first;
 }
-
-}  // namespace
 
 void Diagnosis::begin_step(const StepProgram& program, std::span<const RequestId> requests) {
   program_ = &program;
@@ -403,11 +400,9 @@ std::vector<PageSpan> page_spans(const MemoryModel& model, ModelPage page) {
 
 // Divergences of the host tier.
 
-namespace {
-
 // Returns the group whose blocks fill a host block to its end. Reading by this group returns all
 // bytes of a host block, whatever group stored to it.
-std::int32_t largest_group(const MemoryModel& model) {
+static std::int32_t largest_group(const MemoryModel& model) {
   std::int32_t largest = 0;
   for (std::int32_t g = 0; g < model.num_groups(); ++g)
     if (model.host_bytes_of(g) > model.host_bytes_of(largest)) largest = g;
@@ -415,7 +410,7 @@ std::int32_t largest_group(const MemoryModel& model) {
 }
 
 // Describes a host block's content: "group 0's block, r3's tokens from 16 on".
-std::string stored_there(const MemoryModel& model, const HostContent& host) {
+static std::string stored_there(const MemoryModel& model, const HostContent& host) {
   if (host.group < 0) return "nothing was stored there";
   std::string what = fmt::format("group {}'s block", host.group);
   if (host.state.writer != kNobody)
@@ -427,8 +422,6 @@ std::string stored_there(const MemoryModel& model, const HostContent& host) {
   return fmt::format("{}, {}'s tokens from {}", what, model.writer_name(first->writer),
                      first->position);
 }
-
-}  // namespace
 
 Result<Divergence> Diagnosis::host_block(HostBlockId host) {
   Divergence found = about(Phase::host_block);

@@ -107,17 +107,14 @@ Result<std::unique_ptr<ConformRun>> ConformRun::open(const RecordingHeader& head
   return run;
 }
 
-namespace {
-
-ConformMismatch header_mismatch(std::string what, std::int64_t recorded, std::int64_t model) {
+static ConformMismatch header_mismatch(std::string what, std::int64_t recorded,
+                                       std::int64_t model) {
   return {.file = "",
           .step = -1,
           .what = std::move(what),
           .recorded = fmt::format("{}", recorded),
           .model = fmt::format("{}", model)};
 }
-
-}  // namespace
 
 std::optional<ConformMismatch> ConformRun::compare_header(const RecordingHeader& header) const {
   const Scheduler& scheduler = session_->scheduler();

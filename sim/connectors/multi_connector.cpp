@@ -170,18 +170,14 @@ KVConnectorOutput MultiConnector::merge(std::span<const KVConnectorOutput> repor
   return merged;
 }
 
-namespace {
-
 // Appends the transfers with their host blocks shifted by `first_host`.
-void append(std::vector<BlockTransfer>&& from, std::int64_t first_host,
-            std::vector<BlockTransfer>& to) {
+static void append(std::vector<BlockTransfer>&& from, std::int64_t first_host,
+                   std::vector<BlockTransfer>& to) {
   for (BlockTransfer& block : from) {
     block.host = HostBlockId{static_cast<std::int32_t>(index_of(block.host) + first_host)};
     to.push_back(block);
   }
 }
-
-}  // namespace
 
 std::vector<KVConnector*> MultiTransfers::connectors_of(const std::vector<TransferPart>& parts) {
   std::vector<KVConnector*> connectors;

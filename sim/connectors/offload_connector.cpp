@@ -92,12 +92,8 @@ void HostBlockPool::drop(HostBlockId host) {
   free_.push_back(host);
 }
 
-namespace {
-
 // True if later tokens attend to the whole prefix, so that a gap anywhere ends the hit.
-bool sees_everything(const KVCacheSpec& spec) { return !is_windowed(spec.kind); }
-
-}  // namespace
+static bool sees_everything(const KVCacheSpec& spec) { return !is_windowed(spec.kind); }
 
 OffloadConnector::OffloadConnector(const OffloadOptions& options, const KVCacheConfig& plan,
                                    std::int32_t num_ranks)

@@ -243,11 +243,10 @@ Result<void> RecordedConnector::take_report(KVConnectorOutput& report) {
   return {};
 }
 
-namespace {
-
 // Returns the request that loads, or is sent, under that name; a later request may share it. A
 // request that was aborted during its load is held and still loading.
-std::optional<RequestId> moving(const DecidedStep& step, std::string_view name, bool is_loading) {
+static std::optional<RequestId> moving(const DecidedStep& step, std::string_view name,
+                                       bool is_loading) {
   for (const HeldRequest& held : step.decisions.held())
     if (held.is_loading == is_loading && step.decisions.name(held.id) == name) return held.id;
   if (!is_loading) return std::nullopt;
@@ -258,8 +257,8 @@ std::optional<RequestId> moving(const DecidedStep& step, std::string_view name, 
 
 // Returns the request that received blocks for its load in this step; absent: no block was free, so
 // the load did not begin.
-std::optional<RequestId> loading_into(const DecidedStep& step,
-                                      const RecordedConnectorAnswer& answer) {
+static std::optional<RequestId> loading_into(const DecidedStep& step,
+                                             const RecordedConnectorAnswer& answer) {
   if (answer.external.value_or(0) <= 0) return std::nullopt;
   // A longer load moves the request to the skipped ones; a load within the step schedules it.
   if (answer.async) {
@@ -273,8 +272,6 @@ std::optional<RequestId> loading_into(const DecidedStep& step,
       return scheduled.id;
   return std::nullopt;
 }
-
-}  // namespace
 
 void FollowedTransfers::plan(const DecidedStep& step, StepTransfers& transfers) {
   // A load covers the recorded external tokens, whatever the model would have found.

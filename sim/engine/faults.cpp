@@ -185,17 +185,13 @@ std::string to_text(const PlannedFault& fault) {
   return text;
 }
 
-namespace {
-
 // Duration of a step with a late output, 200 ms: twenty short steps of the default StepTimeModel
 // (10 ms each). Requests that arrive meanwhile are in the queue when the output arrives.
 constexpr std::int64_t kLateNs = 200'000'000;
 
-bool limits_pool(FaultKind kind) {
+static bool limits_pool(FaultKind kind) {
   return kind == FaultKind::refuse_allocation || kind == FaultKind::pinch_pool;
 }
-
-}  // namespace
 
 FaultyWorkload::FaultyWorkload(std::unique_ptr<Workload> inner, FaultPlan plan)
     : inner_(std::move(inner)), plan_(std::move(plan)) {

@@ -5,12 +5,11 @@
 #include "reference/plan/rank_plan.h"
 
 namespace lockstep {
-namespace {
 
 // Checks that the scheduler can follow a report. failed_recving is not checked: vLLM 0.33.0 ignores
 // requests in it that wait for no load (v1/core/sched/scheduler.py, _handle_failed_recving()).
-Result<void> check(const KVConnectorOutput& report, const DecisionSource& decisions,
-                   const KVCacheConfig& plan) {
+static Result<void> check(const KVConnectorOutput& report, const DecisionSource& decisions,
+                          const KVCacheConfig& plan) {
   const std::vector<HeldRequest> held = decisions.held();
   const std::vector<SkippedRequest> skipped = decisions.skipped();
   const auto is_held = [&](RequestId id) {
@@ -43,8 +42,6 @@ Result<void> check(const KVConnectorOutput& report, const DecisionSource& decisi
                   plan.num_blocks);
   return {};
 }
-
-}  // namespace
 
 Result<KVConnectorOutput> connector_report(Workload& workload, const DecisionSource& decisions,
                                            const KVCacheConfig& plan) {

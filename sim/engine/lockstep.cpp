@@ -11,15 +11,12 @@
 #include "sim/step/backend_config.h"
 
 namespace lockstep {
-namespace {
 
-StepObserver& observer_of(const RunParts& parts) {
+static StepObserver& observer_of(const RunParts& parts) {
   // An observer without state and effect, so that no call site has to test for null.
   static StepObserver nobody;
   return parts.observer == nullptr ? nobody : *parts.observer;
 }
-
-}  // namespace
 
 LockstepRun::LockstepRun(const RunConfig& config, const RunParts& parts)
     : config_(config),
@@ -577,16 +574,12 @@ void LockstepRun::forget_voided_tokens() {
     know_tokens(id, decisions_.num_tokens(id) + outputs_.num_sampled(id));
 }
 
-namespace {
-
 // Adds "FILE:LINE" to an error, unless the reader of that file has already done so.
-Error with_place(const std::string& place, const Error& error) {
+static Error with_place(const std::string& place, const Error& error) {
   const std::string file = place.substr(0, place.rfind(':') + 1);
   if (place.empty() || error.message.starts_with(file)) return error;
   return {fmt::format("{}: {}", place, error.message)};
 }
-
-}  // namespace
 
 Result<RunReport> run_lockstep(const RunConfig& config, const RunParts& parts) {
   LS_ASSIGN_OR_RETURN(const auto run, LockstepRun::start(config, parts));

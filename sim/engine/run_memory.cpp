@@ -20,11 +20,10 @@
 #include "sim/step/program_builder.h"
 
 namespace lockstep {
-namespace {
 
 // Returns the cache formats that a kernel has to convert to, for the list of what was not checked.
 // Empty: none, or numbers are real and the kernels do convert.
-std::string converted_formats(const BackendConfig& config) {
+static std::string converted_formats(const BackendConfig& config) {
   std::set<std::string_view> formats;
   for (const KVCacheGroupSpec& group : config.plan.groups)
     for (std::size_t layer = 0; layer < group.layer_names.size(); ++layer)
@@ -42,7 +41,7 @@ constexpr std::int64_t kBudgetsOfChunks = 4;
 
 // Returns the queries of a step for a backend. Kernels that take the tokens of a step together
 // cannot answer for a part of a range; real numbers are only comparable with complete attention.
-QueryPlan query_plan_of(const RunConfig& config, const Backend& backend) {
+static QueryPlan query_plan_of(const RunConfig& config, const Backend& backend) {
   const bool chunks = !backend.attends_to_ranges();
   return {.rows = backend.answers_queries()
                       ? config.budget.query_rows * (chunks ? kBudgetsOfChunks : 1)
@@ -51,8 +50,6 @@ QueryPlan query_plan_of(const RunConfig& config, const Backend& backend) {
           .chunks = chunks,
           .dtype = backend.query_dtype()};
 }
-
-}  // namespace
 
 // One rank: its own copy of the configuration, model, worker and backend. Members are in the order
 // of their construction: later ones hold references to earlier ones.

@@ -174,12 +174,10 @@ std::optional<WaitCycle> find_wait_cycle(const Standstill& standstill) {
   return std::nullopt;
 }
 
-namespace {
-
 // Returns the blocks that a request's first allocation takes in a group for its tokens. A recurrent
 // state takes one block plus one per draft token, whatever the length. A window or chunk keeps at
 // most its own length and one partial block.
-std::int64_t num_blocks_for(const KVCacheSpec& spec, std::int64_t tokens) {
+static std::int64_t num_blocks_for(const KVCacheSpec& spec, std::int64_t tokens) {
   if (is_state_kind(spec.kind) && spec.mamba_cache_mode != MambaCacheMode::all)
     return 1 + spec.num_speculative_blocks;
   if (is_hot_pages(spec.kind)) return spec.blocks_per_request;
@@ -188,8 +186,6 @@ std::int64_t num_blocks_for(const KVCacheSpec& spec, std::int64_t tokens) {
   if (is_chunked(spec.kind)) kept = std::min(tokens, spec.attention_chunk_size + spec.block_size);
   return cdiv(kept, spec.block_size);
 }
-
-}  // namespace
 
 std::int64_t num_blocks_missing(const EngineConfig& engine,
                                 std::span<const KVCacheGroupSpec> groups, std::int64_t num_tokens,
@@ -207,12 +203,10 @@ std::int64_t num_blocks_missing(const EngineConfig& engine,
   return std::max<std::int64_t>(count - blocks_held, 0);
 }
 
-namespace {
-
 // Counts the request's entries in the pool's groups, without null blocks. Shared blocks count once
 // per request.
-std::int64_t num_blocks_held(const Scheduler& scheduler, RequestId request,
-                             const PoolOfGroups& pool) {
+static std::int64_t num_blocks_held(const Scheduler& scheduler, RequestId request,
+                                    const PoolOfGroups& pool) {
   std::int64_t count = 0;
   for (std::size_t g = pool.begin; g < pool.end; ++g)
     count += std::ranges::count_if(scheduler.block_table(request, static_cast<std::int32_t>(g)),
@@ -221,8 +215,8 @@ std::int64_t num_blocks_held(const Scheduler& scheduler, RequestId request,
 }
 
 // Counts pages that only the host has; they need no block on the device until they are read.
-std::int64_t num_pages_elsewhere(const Scheduler& scheduler, RequestId request,
-                                 const KVCacheConfig& plan, const PoolOfGroups& pool) {
+static std::int64_t num_pages_elsewhere(const Scheduler& scheduler, RequestId request,
+                                        const KVCacheConfig& plan, const PoolOfGroups& pool) {
   std::int64_t count = 0;
   for (std::size_t g = pool.begin; g < pool.end; ++g)
     if (is_resident_pages(plan.groups[g].spec.kind))
@@ -230,8 +224,6 @@ std::int64_t num_pages_elsewhere(const Scheduler& scheduler, RequestId request,
                                   kNullBlock);
   return count;
 }
-
-}  // namespace
 
 void HoldingWatch::step(const Scheduler& scheduler, std::int64_t step) {
   // Rebuilt in each step, so a request that has lost its blocks is forgotten.

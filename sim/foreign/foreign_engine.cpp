@@ -157,14 +157,12 @@ void ForeignEngines::restart() {
   idle_.clear();
 }
 
-namespace {
-
-std::string lacks(const EngineHello& hello, std::string_view feature) {
+static std::string lacks(const EngineHello& hello, std::string_view feature) {
   return fmt::format("{}: the engine does not support {}", hello.engine.text(), feature);
 }
 
 // Returns the features that a request needs, in a fixed order.
-std::vector<std::string_view> features_of(const RequestSpec& request) {
+static std::vector<std::string_view> features_of(const RequestSpec& request) {
   std::vector<std::string_view> features;
   if (!request.cache_salt.empty()) features.push_back("cache_salt");
   if (!request.keys.lora.name.empty()) features.push_back("lora");
@@ -175,8 +173,6 @@ std::vector<std::string_view> features_of(const RequestSpec& request) {
   if (request.skip_reading_prefix_cache) features.push_back("skip_reading_prefix_cache");
   return features;
 }
-
-}  // namespace
 
 std::string missing_feature(const EngineHello& hello, const RecordingHeader& header) {
   const EngineConfig& config = header.options.config;

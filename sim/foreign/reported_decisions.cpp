@@ -7,12 +7,11 @@
 #include "sim/engine/step_observer.h"
 
 namespace lockstep {
-namespace {
 
 // Returns the rows of `tokens` that are not empty, by request name, as a recording lists them.
-std::vector<RecordedTokens> tokens_by_request(const std::vector<std::int32_t>& tokens,
-                                              const std::vector<std::uint32_t>& ends,
-                                              const std::vector<std::string>& names) {
+static std::vector<RecordedTokens> tokens_by_request(const std::vector<std::int32_t>& tokens,
+                                                     const std::vector<std::uint32_t>& ends,
+                                                     const std::vector<std::string>& names) {
   std::vector<RecordedTokens> rows;
   std::uint32_t begin = 0;
   for (std::size_t i = 0; i < ends.size(); ++i) {
@@ -22,8 +21,6 @@ std::vector<RecordedTokens> tokens_by_request(const std::vector<std::int32_t>& t
   }
   return rows;
 }
-
-}  // namespace
 
 ReportedDecisions::ReportedDecisions(std::unique_ptr<StepReporter> reporter, RecordingHeader header,
                                      KVConnector* connector)

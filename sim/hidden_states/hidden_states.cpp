@@ -50,12 +50,8 @@ std::string HiddenStateFileNames::next(std::string_view request) {
   return name;
 }
 
-namespace {
-
 // Bytes of a row in a message, from the first wrong one.
 constexpr std::size_t kBytesShown = 16;
-
-}  // namespace
 
 HiddenStateExtraction::HiddenStateExtraction(const MemoryModel& model, Worker& worker)
     : model_(model), worker_(worker) {
@@ -315,16 +311,12 @@ std::vector<WholeFiles::Outcome> WholeFiles::take_outcomes(std::int64_t now_ns) 
   return outcomes;
 }
 
-namespace {
-
 // A trainer polls more often than a write lasts (100 us or more), so it sees every write in
 // progress.
 constexpr std::int64_t kLookEveryNs = 50'000;
 // Frequent enough for retries in short runs.
 constexpr std::int32_t kDiskFailsPercent = 10;
 constexpr std::size_t kFileBytesShown = 16;
-
-}  // namespace
 
 // A failed operation is repeated without limit, so every file appears in the end.
 WatchedFiles::WatchedFiles(std::uint64_t seed, HiddenStateDefect defect)

@@ -9,12 +9,9 @@
 #include "base/stop_signal.h"
 
 namespace lockstep {
-namespace {
 
 // Refused requests that a report lists with their reasons. A bad network may refuse thousands.
 constexpr std::int64_t kRefusedNamed = 20;
-
-}  // namespace
 
 void Travellers::arrived(RequestSpec spec, std::uint64_t ticket) {
   const std::string name = spec.name;
@@ -91,13 +88,17 @@ void Travellers::decode_here(Traveller& traveller) {
 }
 
 // A request that ended neither by itself nor by its client's abort failed in the decode engine,
-// because its blocks did not arrive. Only that case is retried.
+// because its blocks did not arrive. Only that case is retried. A client may abort a request while
+// its last prefill step runs: the decode engine then ends it, which releases the held blocks.
 void Travellers::ended(const PairedEngine& engine, const std::string& name, FinishReason reason,
                        std::int64_t now_ns) {
   Traveller& traveller = travellers_.find(name)->second;
   const bool has_finished = reason == FinishReason::stop || reason == FinishReason::length;
-  if (&engine == prefill_ && has_finished) return go_on(traveller, now_ns);
-  if (&engine == decode_) ledger_.not_needed(traveller.transfer);
+  if (&engine == prefill_ && has_finished) {
+    go_on(traveller, now_ns);
+    if (traveller.was_aborted) decode_->abort_request(name);
+    return;
+  }
   if (has_finished) return end(name, RequestEnd::finished);
   if (traveller.was_aborted) return end(name, RequestEnd::aborted);
   try_again(name, fmt::format("its blocks did not arrive over the network in {} attempts",
@@ -178,9 +179,7 @@ class Pair final : public EngineOwner {
   Result<void> sample(PairedEngine& engine, std::int64_t step, std::span<const SampledRow> rows,
                       ModelOutput& output) override;
   void report(PairedEngine& engine, KVConnectorOutput& report) override;
-  void ended(PairedEngine& engine, const std::string& name, FinishReason reason) override {
-    travellers_.ended(engine, name, reason, now_ns_);
-  }
+  void ended(PairedEngine& engine, const std::string& name, FinishReason reason) override;
   void refused(PairedEngine& engine, const std::string& name, const Error& why) override {
     travellers_.refused(engine, name, why);
   }
@@ -201,6 +200,7 @@ class Pair final : public EngineOwner {
   Result<bool> turn();
   Result<bool> step(PairedEngine& engine, bool has_news);
   Result<void> take_arrivals();
+  void take_ended();
   void deliver();
   Result<std::vector<std::uint8_t>> read_block(TransferId id, BlockPlace place,
                                                const BlockTransfer& staged);
@@ -220,6 +220,14 @@ class Pair final : public EngineOwner {
   Travellers travellers_;
   std::unique_ptr<PairedEngine> prefill_;
   std::unique_ptr<PairedEngine> decode_;
+  // Requests that a step has ended, until that step itself has ended.
+  struct Ended {
+    std::int64_t at_ns = 0;
+    const PairedEngine* engine = nullptr;
+    std::string name;
+    FinishReason reason{};
+  };
+  std::vector<Ended> ended_;
   std::int64_t now_ns_ = 0;
 };
 
@@ -276,6 +284,7 @@ std::optional<std::int64_t> Pair::next_ns() const {
   take_sooner(next, network_.next_due_ns());
   take_sooner(next, sender_.next_timer_ns());
   take_sooner(next, receiver_.next_timer_ns());
+  for (const Ended& ended : ended_) take_sooner(next, ended.at_ns);
   if (prefill_->wants_step(sender_.has_news())) take_sooner(next, prefill_->ready_ns());
   if (decode_->wants_step(receiver_.has_news())) take_sooner(next, decode_->ready_ns());
   return next;
@@ -291,9 +300,8 @@ Result<bool> Pair::turn() {
   receiver_.at(now_ns_);
   deliver();
   LS_RETURN_IF_ERROR(take_arrivals());
+  take_ended();
   travellers_.take_out_failed();
-  // The prefill engine steps first: a request that it completes can enter the decode engine at the
-  // same time. Its blocks are read later, over the network.
   const auto prefilled = step(*prefill_, sender_.has_news());
   if (!prefilled || !*prefilled) return prefilled;
   LS_RETURN_IF_ERROR(sender_.take_staged(prefill_->ready_ns()));
@@ -353,8 +361,24 @@ Result<void> Pair::take_arrivals() {
   return {};
 }
 
-// Supplies the tokens of a step. Only the decode engine's tokens reach the client. The prefill
-// engine samples token 0, which no request reads: the decode engine computes that position again.
+// The engine reports ends when its step starts in virtual time. They take effect when it ends: no
+// block is read before the step has computed it. A ledger that waited would find an early release.
+void Pair::ended(PairedEngine& engine, const std::string& name, FinishReason reason) {
+  if (&engine == decode_.get()) ledger_.not_needed(travellers_.transfer_of(name));
+  ended_.push_back({engine.ready_ns(), &engine, name, reason});
+}
+
+void Pair::take_ended() {
+  std::vector<Ended> due;
+  std::erase_if(ended_, [&](const Ended& ended) {
+    if (ended.at_ns > now_ns_) return false;
+    due.push_back(ended);
+    return true;
+  });
+  for (const Ended& ended : due)
+    travellers_.ended(*ended.engine, ended.name, ended.reason, ended.at_ns);
+}
+
 // Supplies the tokens of a step. Only the decode engine's tokens reach the client. The prefill
 // engine samples token 0, which no request reads: the decode engine computes that position again.
 Result<void> Pair::sample(PairedEngine& engine, std::int64_t step, std::span<const SampledRow> rows,

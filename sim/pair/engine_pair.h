@@ -87,11 +87,9 @@ class Travellers {
   // disconnect late.
   void abort_request(const std::string& name);
   // Handles the end of a request in one engine: moves it to the decode engine, retries it, or ends
-  // it for the client. `now_ns` is the start of the step in which it ended.
+  // it for the client. `now_ns` is the end of the step in which it ended.
   void ended(const PairedEngine& engine, const std::string& name, FinishReason reason,
              std::int64_t now_ns);
-  // Ends a request that `engine` did not admit. A refusal is final: another attempt would be
-  // refused as well.
   // Ends a request that `engine` did not admit. A refusal is final: another attempt would also be
   // refused.
   void refused(const PairedEngine& engine, const std::string& name, const Error& why);

@@ -10,12 +10,11 @@
 #include "sim/step/model_step.h"
 
 namespace lockstep {
-namespace {
 
 // Returns true if both engines use one layout for the bytes of a host block. Everything that
 // decides the order of bytes is compared. The pool sizes are not: a host block has the same layout
 // in each.
-bool lay_out_alike(const BackendConfig& a, const BackendConfig& b) {
+static bool lay_out_alike(const BackendConfig& a, const BackendConfig& b) {
   return a.layout == b.layout && a.attention_backend == b.attention_backend &&
          a.layout_rule == b.layout_rule && a.numbers == b.numbers &&
          a.parallel.tp_size == b.parallel.tp_size;
@@ -23,7 +22,7 @@ bool lay_out_alike(const BackendConfig& a, const BackendConfig& b) {
 
 // Checks what only runs with backends need: equal layouts, and host tiers that hold a staging
 // buffer.
-Result<void> check_pages(const PairOptions& options) {
+static Result<void> check_pages(const PairOptions& options) {
   LS_CHECK(std::ssize(options.prefill_ranks) == num_ranks(options.prefill.backend) &&
                std::ssize(options.decode_ranks) == num_ranks(options.decode.backend),
            "{} and {} backends for {} and {} ranks", options.prefill_ranks.size(),
@@ -39,8 +38,6 @@ Result<void> check_pages(const PairOptions& options) {
                   config->backend.num_host_blocks, options.staging_blocks);
   return {};
 }
-
-}  // namespace
 
 Result<void> check_pair(const PairOptions& options) {
   const auto& groups = options.prefill.backend.plan.groups;

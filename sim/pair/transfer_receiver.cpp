@@ -62,17 +62,15 @@ std::vector<std::uint8_t> StagedLoads::seen_by_loads(std::size_t host,
   return before;
 }
 
-namespace {
-
 // Returns the table entries that a load of tokens [first, last) must fill before the next token can
 // be computed. Entries before a window are left out, as are null blocks, which hold no tokens.
 // Example: block_size 16, window 32, tokens 0 to 99 loaded: the next token, 100, reads from 69 on,
 // so only entries 4 to 6 are loaded. vLLM clips to the last blocks instead (nixl/scheduler.py,
 // get_sw_clipped_blocks()).
-std::vector<LoadPiece> pieces_of_load(std::span<const KVCacheGroupSpec> groups,
-                                      const Scheduler& scheduler, RequestId request,
-                                      std::int32_t first, std::int32_t last,
-                                      std::int32_t num_tokens) {
+static std::vector<LoadPiece> pieces_of_load(std::span<const KVCacheGroupSpec> groups,
+                                             const Scheduler& scheduler, RequestId request,
+                                             std::int32_t first, std::int32_t last,
+                                             std::int32_t num_tokens) {
   // The engine computes the last token of a request even if it was loaded, so the window of that
   // token must be complete.
   const std::int32_t next = std::min(last, num_tokens - 1);
@@ -90,8 +88,6 @@ std::vector<LoadPiece> pieces_of_load(std::span<const KVCacheGroupSpec> groups,
   }
   return pieces;
 }
-
-}  // namespace
 
 BlockTransfer TransferReceiver::transfer_of(const Load& load, BlockPlace place, BlockId block) {
   return {.request = load.request,
@@ -315,10 +311,8 @@ bool TransferSender::request_finished(RequestId request, std::string_view name) 
   const auto expected = expected_.find(name);
   if (expected == expected_.end()) return false;
   LS_CHECK(scheduler_ != nullptr, "{} finishes before the sender knows any block table", name);
-  Held held{.request = request,
-            .num_tokens = scheduler_->num_computed_tokens(request),
-            .tables = {},
-            .expires_ns = now_ns_ + link_.times.lease_ns};
+  Held held{
+      .request = request, .num_tokens = scheduler_->num_computed_tokens(request), .tables = {}};
   for (std::int32_t g = 0; g < num_groups_; ++g) {
     const auto table = scheduler_->block_table(request, g);
     held.tables.emplace_back(table.begin(), table.end());
@@ -404,6 +398,8 @@ void TransferSender::plan(const DecidedStep&, StepTransfers& transfers) {
 }
 
 Result<void> TransferSender::take_staged(std::int64_t end_ns) {
+  for (auto& [transfer, held] : held_)
+    if (held.expires_ns == kNoLease) held.expires_ns = end_ns + link_.times.lease_ns;
   for (Staged& staged : std::exchange(staged_, {})) {
     const auto& [transfer, place] = staged.what;
     LS_ASSIGN_OR_RETURN(auto bytes, staged.read_early ? std::move(*staged.read_early)

@@ -24,6 +24,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <limits>
 #include <map>
 #include <optional>
 #include <set>
@@ -245,7 +246,8 @@ class TransferSender final : public KVConnector, public TransferPlanner {
   // REQUIRES: take_staged() has taken those of the previous step.
   void plan(const DecidedStep& step, StepTransfers& transfers) override;
   // Reads the blocks that the planned step has stored, and schedules their messages for `end_ns`,
-  // the end of that step. Errors: a backend that cannot read its host blocks.
+  // the end of that step. The leases of requests that it finished start then. Errors: a backend
+  // that cannot read its host blocks.
   Result<void> take_staged(std::int64_t end_ns);
 
   // Advances the time: sends what is due and frees transfers whose lease has expired.
@@ -263,11 +265,12 @@ class TransferSender final : public KVConnector, public TransferPlanner {
   std::vector<TransferId> take_freed() { return std::exchange(freed_, {}); }
 
  private:
+  static constexpr auto kNoLease = std::numeric_limits<std::int64_t>::max();  // its step still runs
   struct Held {
     RequestId request{};
     std::int64_t num_tokens = 0;               // computed tokens in the blocks
     std::vector<std::vector<BlockId>> tables;  // per group
-    std::int64_t expires_ns = 0;               // end of the lease, extended by each read
+    std::int64_t expires_ns = kNoLease;        // end of the lease, extended by each read
     bool is_free = false;                      // only with a planted defect: freed, but still read
   };
   // A block that a message has requested.

@@ -112,10 +112,8 @@ Result<void> write_html_report(const std::string& path, const ReportInfo& info,
   return write_output(path, html_report(info, summary, timeline));
 }
 
-namespace {
-
 // Hashes as hexadecimal digits: JSON numbers have too few bits for them.
-void write_hashes(JsonWriter& out, const CacheEvent& event) {
+static void write_hashes(JsonWriter& out, const CacheEvent& event) {
   out.key("block_hashes").begin_array();
   for (const ExternalBlockHash& hash : event.block_hashes) out.string(hex_digits(hash));
   out.end_array();
@@ -123,7 +121,7 @@ void write_hashes(JsonWriter& out, const CacheEvent& event) {
 
 // Writes what a router needs to follow the chain of hashes: the parent's hash, null for the first
 // block of a prompt, the tokens, and the salt of each block.
-void write_stored(JsonWriter& out, const CacheEvent& event) {
+static void write_stored(JsonWriter& out, const CacheEvent& event) {
   write_hashes(out, event);
   out.key("parent_block_hash");
   if (event.parent)
@@ -140,8 +138,6 @@ void write_stored(JsonWriter& out, const CacheEvent& event) {
   }
   out.end_array();
 }
-
-}  // namespace
 
 // Event names are those of vLLM 0.33.0, distributed/kv_events.py.
 std::string cache_events_line(std::int64_t step, std::span<const CacheEvent> events) {

@@ -4,10 +4,9 @@
 #include "sim/protocol/backend.h"
 
 namespace lockstep {
-namespace {
 
 // One hash per group, over the length and all block ids of the request's table.
-HashedTable table_hashes(const StepView& view, RequestId id) {
+static HashedTable table_hashes(const StepView& view, RequestId id) {
   HashedTable table;
   table.request = view.name(id);
   for (std::int32_t group = 0; group < view.decision.num_groups; ++group) {
@@ -19,8 +18,6 @@ HashedTable table_hashes(const StepView& view, RequestId id) {
   }
   return table;
 }
-
-}  // namespace
 
 bool StepHasher::decided(const StepView& view) {
   step_ = {};

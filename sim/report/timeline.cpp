@@ -4,13 +4,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <iterator>
 
 namespace lockstep {
-namespace {
 
 // Adds what happened; states are those of the later entry.
-void merge_into(TimelineStep& into, const TimelineStep& next) {
+static void merge_into(TimelineStep& into, const TimelineStep& next) {
   TimelineStep sum = next;
   sum.step = into.step;
   sum.time_ns = into.time_ns;
@@ -25,11 +25,9 @@ void merge_into(TimelineStep& into, const TimelineStep& next) {
 }
 
 // Compares what the map shows; step and block identify a change.
-bool same_state(const BlockChange& a, const BlockChange& b) {
+static bool same_state(const BlockChange& a, const BlockChange& b) {
   return a.group == b.group && a.holders == b.holders && a.lane == b.lane && a.cached == b.cached;
 }
-
-}  // namespace
 
 // Every block starts free and without content.
 TimelineRecorder::TimelineRecorder(const RunConfig& config, const TimelineLimits& limits)
@@ -210,8 +208,8 @@ void TimelineRecorder::thin_changes() {
 
 Timeline TimelineRecorder::take() {
   if (stride_ > 1)
-    timeline_.notes.push_back(fmt::format("{} steps: {} of them make one column of the charts",
-                                          timeline_.num_steps, stride_));
+    timeline_.notes.push_back(
+        fmt::format("{} steps, {} per column of the charts", timeline_.num_steps, stride_));
   if (change_stride_ > 1)
     timeline_.notes.push_back(
         fmt::format("the block map samples the pool every {} steps", change_stride_));
@@ -225,7 +223,7 @@ Timeline TimelineRecorder::take() {
 
 namespace {
 
-// A message in the encoding of protocol buffers: fields by number, as varints or bytes.
+// A message in the encoding of protocol buffers: fields by number, as varints, doubles or bytes.
 class Message {
  public:
   Message& number(std::uint32_t field, std::uint64_t value) {
@@ -237,6 +235,12 @@ class Message {
     varint(field << 3 | 2);
     varint(value.size());
     text_ += value;
+    return *this;
+  }
+  Message& real(std::uint32_t field, double value) {
+    varint(field << 3 | 1);
+    for (int shift = 0; shift < 64; shift += 8)
+      text_ += static_cast<char>(std::bit_cast<std::uint64_t>(value) >> shift);
     return *this;
   }
   Message& message(std::uint32_t field, const Message& value) { return bytes(field, value.text_); }
@@ -264,7 +268,8 @@ constexpr std::uint32_t kUuid = 1, kName = 2, kParent = 5, kCounter = 8, kOrderi
 constexpr std::uint64_t kExplicit = 3;
 }  // namespace track
 namespace event {
-constexpr std::uint32_t kAnnotation = 4, kType = 9, kTrack = 11, kName = 23, kCounterValue = 30;
+constexpr std::uint32_t kAnnotation = 4, kType = 9, kTrack = 11, kName = 23, kCounterValue = 30,
+                        kRealCounterValue = 44;
 constexpr std::uint64_t kBegin = 1, kEnd = 2, kInstant = 3, kCounter = 4;
 }  // namespace event
 namespace annotation {
@@ -274,21 +279,24 @@ constexpr std::uint32_t kInt = 4, kText = 6, kName = 10;
 // Track ids. Counters and lanes have separate ranges, so an id depends only on its position.
 constexpr std::uint64_t kRoot = 1, kSteps = 2, kRequests = 3, kFirstCounter = 16, kFirstLane = 1024;
 
-// A counter track and the value it shows. Totals of merged steps appear as one value.
+// A counter track and the value it shows. Merged steps have one value: the state after the last of
+// them, or the mean per step.
 struct CounterTrack {
   std::string_view name;
   std::int32_t TimelineStep::*value;
+  bool is_per_step = false;
 };
-constexpr CounterTrack kCounters[] = {{"blocks used", &TimelineStep::used_blocks},
-                                      {"blocks cached", &TimelineStep::cached_blocks},
-                                      {"blocks free", &TimelineStep::free_blocks},
-                                      {"requests running", &TimelineStep::running},
-                                      {"requests waiting", &TimelineStep::waiting},
-                                      {"tokens scheduled", &TimelineStep::scheduled_tokens},
-                                      {"tokens hit", &TimelineStep::hit_tokens},
-                                      {"preemptions", &TimelineStep::preempted},
-                                      {"hashes stored", &TimelineStep::stored},
-                                      {"hashes evicted", &TimelineStep::evicted}};
+constexpr CounterTrack kCounters[] = {
+    {"blocks used", &TimelineStep::used_blocks},
+    {"blocks cached", &TimelineStep::cached_blocks},
+    {"blocks free", &TimelineStep::free_blocks},
+    {"requests running", &TimelineStep::running},
+    {"requests waiting", &TimelineStep::waiting},
+    {"tokens scheduled per step", &TimelineStep::scheduled_tokens, true},
+    {"tokens hit per step", &TimelineStep::hit_tokens, true},
+    {"preemptions per step", &TimelineStep::preempted, true},
+    {"hashes stored per step", &TimelineStep::stored, true},
+    {"hashes evicted per step", &TimelineStep::evicted, true}};
 
 // Start times of steps, in nanoseconds of the trace.
 class StepClock {
@@ -337,12 +345,16 @@ class TraceWriter {
     descriptor.number(track::kRank, rank);
     add(Message().message(packet::kTrackDescriptor, descriptor));
   }
-  // Sets a counter from `time_ns` onward.
-  void count(std::uint64_t uuid, std::uint64_t time_ns, std::int64_t value) {
-    at(time_ns, Message()
-                    .number(event::kType, event::kCounter)
-                    .number(event::kTrack, uuid)
-                    .number(event::kCounterValue, static_cast<std::uint64_t>(value)));
+  // Sets a counter from `time_ns` onward to value / divisor.
+  void count(std::uint64_t uuid, std::uint64_t time_ns, std::int64_t value, std::int64_t divisor) {
+    Message count;
+    count.number(event::kType, event::kCounter).number(event::kTrack, uuid);
+    if (value % divisor == 0)
+      count.number(event::kCounterValue, static_cast<std::uint64_t>(value / divisor));
+    else
+      count.real(event::kRealCounterValue,
+                 static_cast<double>(value) / static_cast<double>(divisor));
+    at(time_ns, count);
   }
   // Starts a slice; `type` may make it an instant event. `details`: annotations of the event.
   void begin(std::uint64_t uuid, std::uint64_t time_ns, std::string_view name,
@@ -386,7 +398,8 @@ void write_steps(const Timeline& timeline, const StepClock& clock, TraceWriter& 
     const std::string name = step.num_steps == 1 ? fmt::format("step {}", step.step)
                                                  : fmt::format("steps {}-{}", step.step, last);
     out.begin(kSteps, clock.at(step.step), name,
-              {detail("requests", std::int64_t{step.scheduled_requests}),
+              {detail(step.num_steps == 1 ? "requests" : "request-steps",
+                      std::int64_t{step.scheduled_requests}),
                detail("tokens", std::int64_t{step.scheduled_tokens})});
     out.end(kSteps, clock.at(last + 1));
   }
@@ -397,7 +410,8 @@ void write_counters(const Timeline& timeline, const StepClock& clock, TraceWrite
     const std::uint64_t uuid = kFirstCounter + i;
     out.describe(uuid, kCounters[i].name, kRoot, 2 + i, false, true);
     for (const TimelineStep& step : timeline.steps)
-      out.count(uuid, clock.at(step.step), step.*kCounters[i].value);
+      out.count(uuid, clock.at(step.step), step.*kCounters[i].value,
+                kCounters[i].is_per_step ? step.num_steps : 1);
   }
 }
 

@@ -83,7 +83,7 @@ TEST(Pair, WithABackendTakesItsDefectsToo) {
   EXPECT_EQ(outcome.status, 1) << outcome.out << outcome.err;
   EXPECT_NE(outcome.out.find("memory.divergence"), std::string::npos) << outcome.out;
   const Outcome backend = run_lockstep({"pair", kSample, "--backend", "simt", "--layers", "2",
-                                        "--kv-heads", "1", "--head-size", "16", "--limit", "10",
+                                        "--kv-heads", "1", "--head-size", "16", "--limit", "30",
                                         "--mutant", "copy-unordered", "--streams", "2"});
   EXPECT_EQ(backend.status, 1) << backend.out << backend.err;
 }

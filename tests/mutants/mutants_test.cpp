@@ -76,7 +76,7 @@ INSTANTIATE_TEST_SUITE_P(All, SmallestCasesSlow, testing::ValuesIn(ids()), test_
 std::vector<std::string> ids_of_pages() {
   std::vector<std::string> all;
   for (const Mutant& mutant : mutant_catalogue())
-    if (mutant.site == MutantSite::backend && mutant.bias.engine == releases().back().name &&
+    if (mutant.site == MutantSite::backend && mutant.cases().engine == releases().back().name &&
         mutant.id != "pack-stride" && mutant.id != "pack-offset")
       all.emplace_back(mutant.id);
   return all;

@@ -69,7 +69,7 @@ class PerfettoTest(support.InFolder):
         by_name = {name: uuid for uuid, name in names.items()}
         steps = opened[by_name["steps"]]
         self.assertGreater(steps, 100)
-        for counter in ("blocks used", "tokens hit", "preemptions", "hashes evicted"):
+        for counter in ("blocks used", "tokens hit per step", "hashes evicted per step"):
             self.assertEqual(counted[by_name[counter]], steps, counter)
         requests = [uuid for uuid in names if uuid >= 1024]
         self.assertEqual(len(requests), REQUESTS)

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "base/json_fields.h"
 #include "base/line_reader.h"
 #include "reference/plan/limits.h"
 #include "reference/profiles/policies.h"
@@ -134,21 +135,22 @@ void apply_engine_options(const EngineOptions& options, EngineConfig& config) {
   config = to.engine;
 }
 
+template <class Io>
+void fields(Io& io, FieldsOf<Io, RecordedEngine>& engine) {
+  io.required("name", engine.name);
+  io.required("version", engine.version);
+  io.optional("policies", engine.policies,
+              form::Code{read_policies, [&](JsonWriter& out, const std::string&) {
+                           write_policies(out, engine_profile(engine.profile()));
+                         }});
+}
+
 RecordedEngine read_recorded_engine(JsonValue value) {
-  JsonObject object = value.object();
-  RecordedEngine engine;
-  engine.name = object.required("name").nonempty_string();
-  engine.version = object.required("version").nonempty_string();
-  if (auto policies = object.optional("policies")) engine.policies = read_policies(policies);
-  object.finish();
-  return engine;
+  return row_of_fields<RecordedEngine>(value);
 }
 
 void write_recorded_engine(JsonWriter& out, const RecordedEngine& engine) {
-  out.begin_object().string("name", engine.name).string("version", engine.version);
-  if (!engine.policies.empty())
-    write_policies(out.key("policies"), engine_profile(engine.profile()));
-  out.end_object();
+  write_fields(out, engine);
 }
 
 // Only versions of vLLM are mapped to the nearest release: for other engines a nearest version
@@ -222,11 +224,7 @@ void connect_engine(RecordingHeader& header, KVLoadFailurePolicy policy,
   if (config.num_hash_lookahead_tokens > 0) config.num_hash_lookahead_tokens = 0;
 }
 
-namespace {
-
 constexpr std::size_t kEngineFileMax = 1 << 20;
-
-}  // namespace
 
 // Stops at the first unknown policy or word: the reader keeps only the first error anyway.
 std::string read_policies(JsonValue value) {

@@ -529,9 +529,7 @@ void write_engine_keys(JsonWriter& out, const RecordingHeader& header) {
 }
 
 RecordingHeader read_recording_header(JsonValue value) {
-  RecordingHeader header;
-  read_fields(value, header);
-  return header;
+  return row_of_fields<RecordingHeader>(value);
 }
 
 RecordedStep read_recorded_step(JsonValue value, const RecordingHeader& header,

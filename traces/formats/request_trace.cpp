@@ -16,15 +16,12 @@
 #include "traces/formats/spec_json.h"
 
 namespace lockstep {
-namespace {
 
 // Nanoseconds in 63 bits: 292 years. kNoArrival is the earliest abort of a request whose arrival
 // depends on others.
 constexpr std::int64_t kTimeMax = std::numeric_limits<std::int64_t>::max(), kNoArrival = 0;
 
 constexpr form::Between kTime{0, kTimeMax}, kPositive{1, INT64_MAX};
-
-}  // namespace
 
 template <class Io>
 void fields(Io& io, FieldsOf<Io, HashIdConvention>& ids) {
@@ -215,24 +212,17 @@ void fields(Io& io, FieldsOf<Io, TraceControl>& control) {
   io.optional("running", control.preempts_running);
 }
 
-TraceHeader read_trace_header(JsonValue value) {
-  TraceHeader header;
-  read_fields(value, header);
-  return header;
-}
+TraceHeader read_trace_header(JsonValue value) { return row_of_fields<TraceHeader>(value); }
 
 // A name is inserted after `after` has been checked, so a request cannot wait for itself.
 TraceRecord TraceRecordReader::read(JsonValue value) {
   JsonObject object = value.object();
   if (object.has("control")) {
-    TraceControl control;
-    read_fields(value, control);
+    const auto control = row_of_fields<TraceControl>(value);
     check_time(object, control.t_ns);
     return control;
   }
-  TraceRequest request;
-  read_fields(value, request, RequestContext{header_, ordinal_});
-  ++ordinal_;
+  auto request = row_of_fields<TraceRequest>(value, RequestContext{header_, ordinal_++});
   if (request.after.empty()) check_time(object, request.spec.arrival_ns);
   if (!request.after.empty()) {
     JsonValue after = object.required("after");
@@ -279,7 +269,7 @@ class RequestTraceReader final : public TraceReader {
 
   Result<void> read_header() {
     std::string_view line;
-    if (const auto got = lines_.next(line); !got) return tl::unexpected(got.error());
+    LS_RETURN_IF_ERROR(lines_.next(line));
     if (json_.parse(line, 1, lines_.is_cut_off())) header_ = read_trace_header(json_.root());
     if (!json_.ok()) return json_.failure();
     records_ = TraceRecordReader(header_);
@@ -291,17 +281,16 @@ class RequestTraceReader final : public TraceReader {
   Result<bool> next(TraceRecord& record) override {
     if (ended_) return false;
     std::string_view line;
-    const auto got = lines_.next(line);
-    if (!got) return tl::unexpected(got.error());
+    LS_ASSIGN_OR_RETURN(const bool got, lines_.next(line));
     const std::int64_t number = lines_.number();
-    if (!*got) {
+    if (!got) {
       // A missing end line means a truncated file. A recording may be cut off; a trace without its
       // last requests would be another workload.
       json_.fail_line(
           number, "found the end of the file; expected a record or {\"end\":true,\"records\":N}");
     } else if (json_.parse(line, number, lines_.is_cut_off())) {
       if (json_.root().is_object() && json_.root().object().has("end")) {
-        if (const auto ended = read_end(number); !ended) return tl::unexpected(ended.error());
+        LS_RETURN_IF_ERROR(read_end(number));
       } else {
         record = records_.read(json_.root());
         ++num_records_;
@@ -317,9 +306,8 @@ class RequestTraceReader final : public TraceReader {
     ended_ = true;
     if (!json_.ok()) return {};
     std::string_view line;
-    const auto behind = lines_.next(line);
-    if (!behind) return tl::unexpected(behind.error());
-    if (*behind) json_.fail_line(number + 1, "found a line after the end line; expected none");
+    LS_ASSIGN_OR_RETURN(const bool has_more, lines_.next(line));
+    if (has_more) json_.fail_line(number + 1, "found a line after the end line; expected none");
     return {};
   }
 
@@ -334,10 +322,9 @@ class RequestTraceReader final : public TraceReader {
 }  // namespace
 
 Result<std::unique_ptr<TraceReader>> open_request_trace(const std::string& path) {
-  auto lines = LineReader::open(path);
-  if (!lines) return tl::unexpected(lines.error());
-  auto reader = std::make_unique<RequestTraceReader>(std::move(*lines));
-  if (const auto header = reader->read_header(); !header) return tl::unexpected(header.error());
+  LS_ASSIGN_OR_RETURN(auto lines, LineReader::open(path));
+  auto reader = std::make_unique<RequestTraceReader>(std::move(lines));
+  LS_RETURN_IF_ERROR(reader->read_header());
   return reader;
 }
 
@@ -345,9 +332,8 @@ Result<Trace> read_all(TraceReader& reader) {
   Trace trace{.header = reader.header(), .records = {}};
   while (true) {
     TraceRecord record;
-    const auto more = reader.next(record);
-    if (!more) return tl::unexpected(more.error());
-    if (!*more) return trace;
+    LS_ASSIGN_OR_RETURN(const bool more, reader.next(record));
+    if (!more) return trace;
     trace.records.push_back(std::move(record));
   }
 }

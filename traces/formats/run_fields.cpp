@@ -49,6 +49,22 @@ constexpr RunField one_of(std::span<const std::string_view> choices, RunField fi
   field.choices = choices;
   return field;
 }
+// A switch: `flag` sets it, `no_flag` resets it; either may be empty.
+constexpr RunField switched(std::string_view name, std::string_view group, std::string_view flag,
+                            std::string_view help, std::string_view no_flag,
+                            std::string_view no_help, std::string_view phrase = {}) {
+  RunField field = option(name, group, flag, help, kByRecordings);
+  field.no_flag = no_flag;
+  field.no_help = no_help;
+  field.phrase = phrase;
+  return field;
+}
+// A row that the first line of a saved case has.
+template <auto... path>
+constexpr RunField header_row(RunField field) {
+  field.saved_in = SavedIn::header;
+  return row<path...>(field);
+}
 
 constexpr RunField kFields[] = {
     // The cache that is planned where the input has no plan.
@@ -70,24 +86,18 @@ constexpr RunField kFields[] = {
     row<&RunSpec::recipe, &RunRecipe::attention>(
         one_of(kAttentionChoices,
                option("attention", kCache, "--attention", "kind of attention (full)", kByModels))),
-    row<&RunSpec::layout>({.name = "layout",
-                           .group = kCache,
-                           .flag = "--layout",
-                           .help = "order of tokens and heads in a page, or of the whole cache for "
-                                   "engines with six layouts (NHD: the engine's choice)",
-                           .said_by = kBySavedCase,
-                           .saved_in = SavedIn::header}),
-    row<&RunSpec::attention_backend>(
-        {.name = "attention_backend",
-         .group = kCache,
-         .flag = "--attention-backend",
-         .help = "attention backend that defines the layout (flash_attn)",
-         .choices = kBackendChoices,
-         .said_by = kBySavedCase,
-         .saved_in = SavedIn::header}),
-    row<&RunSpec::kernel_block_sizes>(
-        {.name = "kernel_block_sizes", .saved_in = SavedIn::header, .shrinks = Shrinks::never}),
-    row<&RunSpec::layout_rule>({.name = "layout_rule", .saved_in = SavedIn::header}),
+    header_row<&RunSpec::layout>(
+        option("layout", kCache, "--layout",
+               "order of tokens and heads in a page, or of the whole cache for engines with six "
+               "layouts (NHD: the engine's choice)",
+               kBySavedCase)),
+    header_row<&RunSpec::attention_backend>(
+        one_of(kBackendChoices,
+               option("attention_backend", kCache, "--attention-backend",
+                      "attention backend that defines the layout (flash_attn)", kBySavedCase))),
+    header_row<&RunSpec::kernel_block_sizes>(
+        {.name = "kernel_block_sizes", .shrinks = Shrinks::never}),
+    header_row<&RunSpec::layout_rule>({.name = "layout_rule"}),
     // Saved as part of `cache`, hence no place of its own. At least 2: the null block and one
     // usable block.
     row<&RunSpec::cache, &KVCacheConfig::num_blocks>(
@@ -130,37 +140,21 @@ constexpr RunField kFields[] = {
          .help = "maximum prompt tokens of a request per step; 0: no limit (0)",
          .said_by = kByRecordings,
          .phrase = ", prompts in chunks of {}"}),
-    engine_row<&EngineConfig::enable_prefix_caching>({.name = "enable_prefix_caching",
-                                                      .group = kEngine,
-                                                      .no_flag = "--no-prefix-caching",
-                                                      .no_help = "disable prefix caching",
-                                                      .said_by = kByRecordings,
-                                                      .phrase = ", no prefix caching"}),
+    engine_row<&EngineConfig::enable_prefix_caching>(
+        switched("enable_prefix_caching", kEngine, "", "", "--no-prefix-caching",
+                 "disable prefix caching", ", no prefix caching")),
     engine_row<&EngineConfig::enable_chunked_prefill>(
-        {.name = "enable_chunked_prefill",
-         .group = kEngine,
-         .no_flag = "--no-chunked-prefill",
-         .no_help = "run a prompt in one step or let it wait",
-         .said_by = kByRecordings,
-         .phrase = ", no chunked prefill"}),
+        switched("enable_chunked_prefill", kEngine, "", "", "--no-chunked-prefill",
+                 "run a prompt in one step or let it wait", ", no chunked prefill")),
     engine_row<&EngineConfig::async_scheduling>(
-        {.name = "async_scheduling",
-         .group = kEngine,
-         .flag = "--async-scheduling",
-         .help = "schedule a step before the previous output is known (the release's default)",
-         .no_flag = "--no-async-scheduling",
-         .no_help = "schedule a step after the previous output is known",
-         .said_by = kByRecordings,
-         .phrase = ", async scheduling"}),
-    engine_row<&EngineConfig::scheduler_reserve_full_isl>(
-        {.name = "scheduler_reserve_full_isl",
-         .group = kEngine,
-         .flag = "--reserve-full-isl",
-         .help = "admit a request only when its whole prompt fits (default)",
-         .no_flag = "--no-reserve-full-isl",
-         .no_help = "admit a request when its first chunk fits",
-         .said_by = kByRecordings,
-         .phrase = ", no full-length reservation"}),
+        switched("async_scheduling", kEngine, "--async-scheduling",
+                 "schedule a step before the previous output is known (the release's default)",
+                 "--no-async-scheduling", "schedule a step after the previous output is known",
+                 ", async scheduling")),
+    engine_row<&EngineConfig::scheduler_reserve_full_isl>(switched(
+        "scheduler_reserve_full_isl", kEngine, "--reserve-full-isl",
+        "admit a request only when its whole prompt fits (default)", "--no-reserve-full-isl",
+        "admit a request when its first chunk fits", ", no full-length reservation")),
     engine_row<&EngineConfig::hash_algorithm>(
         option("hash_algorithm", kEngine, "--hash-algorithm",
                "block hashes: content (the model's own) or an engine's algorithm (content; with "
@@ -181,12 +175,9 @@ constexpr RunField kFields[] = {
                "prefix; -1: all (the release's default)",
                kByRecordings, kDenseRetention)),
     row<&RunSpec::recipe, &RunRecipe::prefill_checkpoints>(
-        {.name = "prefill_checkpoints",
-         .group = kEngine,
-         .no_flag = "--no-prefill-checkpoints",
-         .no_help = "--model with states: end prefill chunks where a state is kept; export none "
-                    "from inside a chunk",
-         .said_by = kByRecordings}),
+        switched("prefill_checkpoints", kEngine, "", "", "--no-prefill-checkpoints",
+                 "--model with states: end prefill chunks where a state is kept; export none from "
+                 "inside a chunk")),
     engine_row<&EngineConfig::num_prefill_lookahead_tokens>(
         {.name = "num_prefill_lookahead_tokens"}),
     engine_row<&EngineConfig::prefix_match_unit>({.name = "prefix_match_unit"}),
@@ -227,13 +218,9 @@ constexpr RunField kFields[] = {
          .expected = kPartsExpected,
          .said_by = kByRecordings}),
     row<&RunSpec::recipe, &RunRecipe::disable_hybrid_kv_cache_manager>(
-        {.name = "disable_hybrid_kv_cache_manager",
-         .group = kConnector,
-         .flag = "--disable-hybrid-kv-cache-manager",
-         .help = "one KV cache group for all layers (if a connector supports only one)",
-         .no_flag = "--no-disable-hybrid-kv-cache-manager",
-         .no_help = "require several groups",
-         .said_by = kByRecordings}),
+        switched("disable_hybrid_kv_cache_manager", kConnector, "--disable-hybrid-kv-cache-manager",
+                 "one KV cache group for all layers (if a connector supports only one)",
+                 "--no-disable-hybrid-kv-cache-manager", "require several groups")),
     setting_row<&RunSpec::connector, &ConnectorSpec::load_failure_policy>(
         {.name = "kv_load_failure_policy",
          .old_name = "load_failure_fails",
@@ -257,12 +244,8 @@ constexpr RunField kFields[] = {
                       kByRecordings, 0, 1000),
                Shrinks::lowered, 1)),
 
-    setting_row<&RunSpec::engine, &EngineConfig::host_pool_num_blocks>(
-        {.name = "hisparse_host_num_blocks",
-         .at_most = INT32_MAX,
-         .said_by = kByRecordings,
-         .shrinks = Shrinks::lowered,
-         .lowest = 1}),
+    setting_row<&RunSpec::engine, &EngineConfig::host_pool_num_blocks>(shrunk(
+        {.name = "hisparse_host_num_blocks", .said_by = kByRecordings}, Shrinks::lowered, 1)),
 
     // Ranks.
     setting_row<&RunSpec::tensor_parallel_size>(
@@ -292,21 +275,18 @@ constexpr RunField kFields[] = {
         "run data parallel ranks without graphs: no rank is padded to the largest", kByRecordings)),
 
     // The run.
-    row<&RunSpec::backend>(
+    header_row<&RunSpec::backend>(
         {.name = "backend",
          .group = kRun,
          .flag = "--backend",
          .help = "auto, cuda (a GPU), simt (the same kernels on the CPU), none (only the model), "
                  "FILE.so (your kernels, docs/check_your_kernels.md) or vllm[:DIR] (vLLM's own "
                  "worker, docs/real_worker.md)",
-         .default_text = "auto",
-         .saved_in = SavedIn::header}),
-    row<&RunSpec::check>({.name = "check",
-                          .group = kRun,
-                          .flag = "--check",
-                          .help = "check: watch every memory access of every simulated thread; "
-                                  "hunt: also preempt threads (fast)",
-                          .saved_in = SavedIn::header}),
+         .default_text = "auto"}),
+    header_row<&RunSpec::check>(option("check", kRun, "--check",
+                                       "check: watch every memory access of every simulated "
+                                       "thread; hunt: also preempt threads (fast)",
+                                       kByNobody)),
     setting_row<&RunSpec::num_streams>(
         option("num_streams", kRun, "--streams",
                "streams that run a step's operations, ordered by events (1)", kBySavedCase, 1, 64)),
@@ -332,19 +312,13 @@ constexpr RunField kFields[] = {
         "source of decisions on a recording's inputs: recording (its own) or model (recording)",
         kBySavedCase)),
     // Never shrunk: the planted defect is what the case shows.
-    row<&RunSpec::mutants>({.name = "mutants",
-                            .group = kRun,
-                            .flag = "--mutant",
-                            .help = "plant this defect (lockstep mutants --list)",
-                            .said_by = kBySavedCase,
-                            .saved_in = SavedIn::header,
-                            .shrinks = Shrinks::never}),
-    row<&RunSpec::seed>({.name = "seed",
-                         .group = kRun,
-                         .flag = "--seed",
-                         .help = "seed of sampled tokens and of hunt's preemptions (0)",
-                         .said_by = kBySavedCase,
-                         .saved_in = SavedIn::header}),
+    header_row<&RunSpec::mutants>(
+        shrunk(option("mutants", kRun, "--mutant", "plant this defect (lockstep mutants --list)",
+                      kBySavedCase),
+               Shrinks::never)),
+    header_row<&RunSpec::seed>(option("seed", kRun, "--seed",
+                                      "seed of sampled tokens and of hunt's preemptions (0)",
+                                      kBySavedCase)),
     row<&RunSpec::recipe, &RunRecipe::faults>(
         {.name = "faults",
          .group = kRun,
@@ -444,8 +418,6 @@ std::string GivenRun::first_said_by(SaidBy input) const {
   return {};
 }
 
-namespace {
-
 // Names of connector parts on the command line and in files.
 constexpr std::array kKinds = std::to_array<std::pair<ConnectorKind, std::string_view>>({
     {ConnectorKind::peers, "peers"},
@@ -454,13 +426,11 @@ constexpr std::array kKinds = std::to_array<std::pair<ConnectorKind, std::string
     {ConnectorKind::page_workers, kHostPagesWord},
 });
 
-std::optional<ConnectorKind> kind_from_name(std::string_view name) {
+static std::optional<ConnectorKind> kind_from_name(std::string_view name) {
   for (const auto& [kind, known] : kKinds)
     if (known == name) return kind;
   return std::nullopt;
 }
-
-}  // namespace
 
 std::string_view name_of(ConnectorKind kind) {
   for (const auto& [known, name] : kKinds)
@@ -491,8 +461,6 @@ std::string connector_parts_text(const std::vector<ConnectorKind>& parts) {
   return text.empty() ? "none" : text;
 }
 
-namespace {
-
 // Dtypes in which each inline-scaled mode stores its elements. Modes with per-tensor scales need no
 // entry: their name is the dtype's.
 constexpr auto kQuantised = std::to_array<ElementType>({
@@ -501,8 +469,6 @@ constexpr auto kQuantised = std::to_array<ElementType>({
     {DType::uint8, KVQuantMode::nvfp4},
     {DType::uint8, KVQuantMode::int4_per_token_head},
 });
-
-}  // namespace
 
 // Quantizations first: "fp8_per_token_head" is not a dtype, and no dtype has a quantization's name.
 std::optional<ElementType> element_type_from_name(std::string_view name) {

@@ -125,11 +125,9 @@ class CaseReader {
     read_trace(saved.trace);
     if (saved.recording) read_recording(*saved.recording);
     std::string_view line;
-    if (const auto behind = json_.ok() ? lines_.next(line) : Result<bool>(false); !behind) {
-      return tl::unexpected(behind.error());
-    } else if (*behind) {
+    LS_ASSIGN_OR_RETURN(const bool has_more, json_.ok() ? lines_.next(line) : false);
+    if (has_more)
       json_.fail_line(lines_.number(), "found a line after the end of the case; expected none");
-    }
     if (!json_.ok()) return json_.failure();
     return saved;
   }
@@ -187,15 +185,13 @@ class CaseReader {
 }  // namespace
 
 Result<SavedCase> read_saved_case(const std::string& path) {
-  auto lines = LineReader::open(path);
-  if (!lines) return tl::unexpected(lines.error());
-  return CaseReader(std::move(*lines)).read();
+  LS_ASSIGN_OR_RETURN(auto lines, LineReader::open(path));
+  return CaseReader(std::move(lines)).read();
 }
 
 Result<SavedCase> saved_case_from_text(std::string name, std::string text) {
-  auto lines = LineReader::of_text(std::move(name), std::move(text));
-  if (!lines) return tl::unexpected(lines.error());
-  return CaseReader(std::move(*lines)).read();
+  LS_ASSIGN_OR_RETURN(auto lines, LineReader::of_text(std::move(name), std::move(text)));
+  return CaseReader(std::move(lines)).read();
 }
 
 std::string saved_case_to_text(const SavedCase& saved) {
@@ -214,12 +210,10 @@ Result<void> write_saved_case(const std::string& path, const SavedCase& saved) {
   return write_output(path, saved_case_to_text(saved));
 }
 
-namespace {
-
 constexpr std::size_t kKnownFileMax = 1 << 20;
 
 // True for a day of the calendar such as "2027-01-31", whose order as text is that of time.
-bool is_date(std::string_view text) {
+static bool is_date(std::string_view text) {
   constexpr std::string_view kShape = "0000-00-00";
   if (text.size() != kShape.size()) return false;
   for (std::size_t i = 0; i < text.size(); ++i)
@@ -232,7 +226,7 @@ bool is_date(std::string_view text) {
 
 // Reads one entry of the list. `until` is read twice, once as text and once to refuse it with its
 // position.
-KnownFailure read_known(JsonValue value) {
+static KnownFailure read_known(JsonValue value) {
   JsonObject object = value.object();
   FieldReader io(object);
   KnownFailure known;
@@ -245,8 +239,6 @@ KnownFailure read_known(JsonValue value) {
   object.finish();
   return known;
 }
-
-}  // namespace
 
 Result<std::vector<KnownFailure>> read_known_file(const std::string& path) {
   LS_ASSIGN_OR_RETURN(const std::string text, read_text_file(path, kKnownFileMax));

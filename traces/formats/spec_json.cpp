@@ -201,11 +201,7 @@ TokensPerState read_tokens_per_state(JsonValue value) {
   return read.value_or(TokensPerState{});
 }
 
-KVCacheSpec read_kv_cache_spec(JsonValue value) {
-  KVCacheSpec spec;
-  read_fields(value, spec);
-  return spec;
-}
+KVCacheSpec read_kv_cache_spec(JsonValue value) { return row_of_fields<KVCacheSpec>(value); }
 
 std::vector<std::string> read_names(JsonValue value) {
   std::vector<std::string> names;
@@ -276,11 +272,7 @@ void fields(Io& io, FieldsOf<Io, KVCacheConfig>& config) {
   }
 }
 
-KVCacheConfig read_kv_cache_config(JsonValue value) {
-  KVCacheConfig config;
-  read_fields(value, config);
-  return config;
-}
+KVCacheConfig read_kv_cache_config(JsonValue value) { return row_of_fields<KVCacheConfig>(value); }
 
 void write_kv_cache_config(JsonWriter& out, const KVCacheConfig& config) {
   write_fields(out, config);

@@ -183,20 +183,14 @@ void fields(Io& io, FieldsOf<Io, WorkedBy>& worked) {
 }
 
 WorkerStepFacts read_worker_step_facts(JsonValue value, const RecordingHeader& header) {
-  WorkerStepFacts facts;
-  read_fields(value, facts, header);
-  return facts;
+  return row_of_fields<WorkerStepFacts>(value, header);
 }
 
 void write_worker_step_facts(JsonWriter& out, const WorkerStepFacts& facts) {
   write_fields(out, facts, any_header());
 }
 
-WorkedBy read_worked_by(JsonValue value) {
-  WorkedBy worked;
-  read_fields(value, worked);
-  return worked;
-}
+WorkedBy read_worked_by(JsonValue value) { return row_of_fields<WorkedBy>(value); }
 
 void write_worked_by(JsonWriter& out, const WorkedBy& worked) { write_fields(out, worked); }
 

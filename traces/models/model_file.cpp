@@ -266,19 +266,15 @@ Result<ModelSpec> model_from_text(std::string_view text, const std::string& file
   return model;
 }
 
-namespace {
-
 // Reads a config.json, and passes the result through the bounds of model files by writing and
 // reading it. A model without layers (an encoder) is returned as it is.
-Result<ModelSpec> checked_config(std::string_view text, const std::string& path) {
+static Result<ModelSpec> checked_config(std::string_view text, const std::string& path) {
   LS_ASSIGN_OR_RETURN(ModelSpec model, model_from_hf_config(text, path));
   if (!model.layers.empty())
     LS_RETURN_IF_ERROR(
         model_from_text(model_to_json(model), fmt::format("{} (as a model file)", path)));
   return model;
 }
-
-}  // namespace
 
 Result<ModelSpec> read_model_file(const std::string& path) {
   LS_ASSIGN_OR_RETURN(const auto text, read_text_file(path, kModelBytesMax));

@@ -366,11 +366,8 @@ const LaunchStatistics& Executor::last_launch() const { return impl_->statistics
 
 // What kernels call: kernel_runtime.h.
 namespace simt::runtime {
-namespace {
 
-std::uintptr_t address_of(const void* p) { return reinterpret_cast<std::uintptr_t>(p); }
-
-}  // namespace
+static std::uintptr_t address_of(const void* p) { return reinterpret_cast<std::uintptr_t>(p); }
 
 // The instruction behind the call, for reports.
 #define SIMT_CALLER reinterpret_cast<std::uintptr_t>(__builtin_return_address(0))

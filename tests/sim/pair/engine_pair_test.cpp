@@ -83,6 +83,25 @@ TEST(EnginePair, OverASoundNetworkEveryRequestIsPrefilledOnceAndLoadedOnce) {
   EXPECT_EQ(report.prefilled_again, 0);
 }
 
+// The prefill step, one message each way per block, and the decode steps follow one another.
+TEST(EnginePair, ATransferStartsAtTheEndOfTheStepThatComputesTheLastToken) {
+  PairOptions options = pair_of(one_group(), 60, 60);
+  constexpr std::int64_t kDelay = 1'000'000;
+  options.network.delay_ns_min = options.network.delay_ns_max = kDelay;
+  Trace trace = make_traffic(5, 1);
+  auto& request = std::get<TraceRequest>(trace.records.front());
+  request.abort.reset();
+  request.spec.arrival_ns = 0;
+  request.spec.max_tokens = 1;
+  request.spec.prompt = {};
+  request.spec.prompt.append({TokenRun::Kind::seeded, 5, 0, 24});
+  const PairReport report = run_to_end(options, trace);
+  EXPECT_EQ(report.finished_requests, 1);
+  EXPECT_EQ(report.transfers.loads, 1);
+  EXPECT_EQ(report.simulated_ns,
+            options.step_time.step_ns(24) + 2 * kDelay + options.step_time.step_ns(1));
+}
+
 TEST(EnginePair, AHundredSeedsOfAllFaultsAtOnceLoseNothing) {
   const Sum sum = run_seeds(pair_of(one_group(), 60, 60), 100);
   expect_all_classes(sum);

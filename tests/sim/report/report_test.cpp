@@ -40,6 +40,13 @@ TEST(Report, IsOnePageThatNeedsNothingFromOutside) {
   EXPECT_EQ(data["summary"]["verdict"], "agreed");
 }
 
+TEST(Report, UsesTheTermsOfTheField) {
+  for (const char* words : {"output tokens", "tokens per step", "Deadlock"})
+    EXPECT_NE(report_page().find(words), std::string_view::npos) << words;
+  for (const char* words : {"answered", "} a step", "who holds", "lies there", "any more", "alone"})
+    EXPECT_EQ(report_page().find(words), std::string_view::npos) << words;
+}
+
 TEST(Report, HasWordsForEveryVerdict) {
   for (int i = 0; i <= static_cast<int>(Verdict::harness); ++i) {
     const std::string entry = std::string(name_of(static_cast<Verdict>(i))) + ": [\"";
@@ -79,6 +86,20 @@ TEST(Timeline, SumsOverItsColumnsAreTheCountsOfTheRunHoweverFewColumnsThereAre) 
     EXPECT_EQ(timeline.notes.empty(), steps_max == 4096);
     EXPECT_EQ(timeline.lanes.size(), static_cast<std::size_t>(run->summary.requests));
   }
+}
+
+// 10 tokens in 4 merged steps are 2.5 per step: a double in field 44 of a TrackEvent. Blocks are
+// those after the last of the steps: an integer in field 30.
+TEST(Perfetto, CountersOfMergedStepsAreMeansPerStep) {
+  Timeline timeline;
+  timeline.num_steps = 4;
+  timeline.steps.push_back({.num_steps = 4, .scheduled_tokens = 10, .used_blocks = 7});
+  const std::string trace = perfetto_trace("a trace", RunSummary(), timeline);
+  using namespace std::string_literals;
+  EXPECT_NE(trace.find("\xe1\x02\0\0\0\0\0\0\x04\x40"s), std::string::npos);
+  EXPECT_EQ(trace.find("\xf0\x01\x0a"s), std::string::npos);
+  EXPECT_NE(trace.find("\xf0\x01\x07"s), std::string::npos);
+  EXPECT_NE(trace.find("tokens scheduled per step"), std::string::npos);
 }
 
 // Compares the tables of every step with the map of blocks.
