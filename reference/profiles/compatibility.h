@@ -77,7 +77,8 @@ namespace lockstep {
   X(backend, "a backend")                                                            \
   X(overlaid_layout, "a layout of overlaid memory (--layout)")                       \
   X(captured_graphs, "captured graphs")                                              \
-  X(real_numbers, "real numbers (--numbers real)")
+  X(real_numbers, "real numbers (--numbers real)")                                   \
+  X(live_engine, "an engine that decides (--decisions)")
 #define LS_RUN_TRAIT(value, name) value,
 enum class RunTrait : std::uint8_t { LS_RUN_TRAITS(LS_RUN_TRAIT) };
 #undef LS_RUN_TRAIT

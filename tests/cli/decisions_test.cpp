@@ -220,8 +220,7 @@ TEST(Decisions, WhatIsKnownIsNoNewsUntilItsDayIsOver) {
   EXPECT_NE(now.out.find("known: ENG-42: "), std::string::npos) << now.out;
   const Outcome later = fuzz(engine, {"--known", known("2001-01-01")});
   EXPECT_EQ(later.status, 1) << later.out;
-  EXPECT_NE(later.out.find("ENG-42: known until 2001-01-01; reported again"),
-            std::string::npos);
+  EXPECT_NE(later.out.find("ENG-42: known until 2001-01-01; reported again"), std::string::npos);
   const Outcome wrong = fuzz(engine, {"--known", known("soon")});
   EXPECT_EQ(wrong.status, 2);
   EXPECT_NE(wrong.err.find("expected a date"), std::string::npos) << wrong.err;
@@ -249,6 +248,41 @@ TEST(Decisions, ReplayRunsABackendBelowThemAndTellsThatTheEngineFailed) {
   EXPECT_EQ(failed.status, 1) << failed.err;
   EXPECT_NE(failed.out.find("THE ENGINE FAILED in step 5 (engine.exception)"), std::string::npos)
       << failed.out;
+}
+
+// Loads of several groups fail by request. The model in another process ends the same requests.
+TEST(Decisions, AreNotifiedOfLoadsThatFailAsAWhole) {
+  const Outcome run = run_lockstep(
+      {"replay",
+       LOCKSTEP_SOURCE_DIR "/tests/conformance/newer_connectors/groups_failed_fail_0015.jsonl",
+       "--backend", "none", "--conform", "--decisions",
+       LOCKSTEP_BINARY_DIR "/model_engine 0.33.0"});
+  EXPECT_EQ(run.status, 0) << run.out << run.err;
+}
+
+// The engine claims to have HiSparse's groups, but no message could report a copied page.
+TEST(Decisions, OfHiSparseAreRefused) {
+  const std::string engine =
+      R"(echo '{"hello":{"scheduler_protocol":1,"engine":{"name":"mine","version":"1"},)"
+      R"("features":["mla","hisparse_resident","hisparse_hot","connector"]}}'; cat >/dev/null)";
+  const Outcome run =
+      run_lockstep({"replay", LOCKSTEP_SOURCE_DIR "/tests/conformance/hisparse/hisparse/0011.jsonl",
+                    "--backend", "none", "--decisions", engine});
+  EXPECT_EQ(run.status, 2) << run.out;
+  EXPECT_NE(run.err.find("the scheduler protocol has no messages about its pages"),
+            std::string::npos)
+      << run.err;
+}
+
+TEST(Decisions, OverAHostTierAreRefusedWithAndWithoutABackend) {
+  for (const char* backend : {"none", "simt"}) {
+    const Outcome run =
+        run_lockstep({"replay", kSample, "--engine", "vllm-0.22.1", "--connector", "host",
+                      "--backend", backend, "--decisions", LOCKSTEP_BINARY_DIR "/model_engine"});
+    EXPECT_EQ(run.status, 2) << backend << run.out;
+    EXPECT_NE(run.err.find("a host tier with an engine that decides"), std::string::npos)
+        << run.err;
+  }
 }
 
 TEST(Decisions, OfNoEngineAreRefused) {
