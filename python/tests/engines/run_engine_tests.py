@@ -29,7 +29,7 @@ from lockstep_engines import set_up
 SKIPPED = 77
 FILES = {
     "vllm": "vllm vllm_reads vllm_calls vllm_served vllm_connector vllm_hisparse vllm_shares "
-    "vllm_offload vllm_ranks plans/vllm_plans plans/vllm_models adapter planted_defects "
+    "vllm_offload engines/vllm_ranks plans/vllm_plans plans/vllm_models adapter planted_defects "
     "live_check page_check findings engines/programs engines/gauge worker worker_kinds "
     "worker_kernels worker_models ../../tests/upstream/cases "
     "../../tests/engines/example_kernels ../../tests/engines/kernels_on_gpu",

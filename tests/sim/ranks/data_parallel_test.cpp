@@ -110,7 +110,7 @@ TEST(DataParallel, TokensThatTpDoesNotDivideAreRefusedByTheReduceScatter) {
   EXPECT_NE(what(*run).find("1 % 2 is 1"), std::string::npos) << what(*run);
 }
 
-// Tables that python/tests/vllm_ranks_test.py compares with vLLM's own functions.
+// Tables that python/tests/engines/vllm_ranks_test.py compares with vLLM's own functions.
 nlohmann::json vllm_ranks() {
   std::ifstream file(LOCKSTEP_SOURCE_DIR "/tests/sim/ranks/vllm_ranks.json");
   return nlohmann::json::parse(file);

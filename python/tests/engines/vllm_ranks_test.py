@@ -25,13 +25,13 @@ from vllm.v1.engine.core_client import DPLBAsyncMPClient
 from vllm.v1.worker import dp_utils as first_runner
 from vllm.v1.worker.gpu import dp_utils as second_runner
 
-TABLE = Path(__file__).resolve().parents[2] / "tests" / "sim" / "ranks" / "vllm_ranks.json"
+TABLE = Path(__file__).resolve().parents[3] / "tests" / "sim" / "ranks" / "vllm_ranks.json"
 RELEASE = f"vllm-{vllm_engine.VERSION}"
 TWO = {"data_parallel_size": 2, "data_parallel_rank": 0}
 
 
 def ranks_of(sequence: list[Any]) -> list[int]:
-    """The rank of each request, by the client's function. `sequence` has the loads that it reads."""
+    """The rank of each request, by the client's function. `sequence` has its loads."""
     ranks = list(range(len(sequence[0])))
     client = SimpleNamespace(
         core_engines=ranks,
