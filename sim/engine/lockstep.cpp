@@ -256,7 +256,9 @@ Result<RunReport> LockstepRun::finish() {
     if (!pages.empty() && !is_overlaid(config_.backend.layout))
       summary_.not_checked.push_back(std::move(pages));
   } else {
-    summary_.not_checked.push_back("memory: no backend, only the model's decisions");
+    summary_.not_checked.push_back(
+        fmt::format("memory: no backend, only {} decisions",
+                    decisions_.model() != nullptr ? "the model's" : "another engine's"));
   }
   summary_.simulated_ns = workload_.now_ns();
   summary_.state_hash = chain_.value();

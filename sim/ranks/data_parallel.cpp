@@ -319,12 +319,13 @@ Result<RunReport> DataParallelRun::run() {
   return finish();
 }
 
-// Requests that the rank has not received yet count as waiting; with DpLoad::in_flight also those
-// that wait for a connector. The null block is never in use.
-RankLoad load_of(const Engine& engine, DpLoad rule, std::int64_t num_blocks) {
-  std::int64_t waiting =
-      std::ssize(engine.decisions->waiting()) + engine.dealt->num_dealt_requests();
-  if (rule == DpLoad::in_flight) waiting += std::ssize(engine.decisions->skipped());
+// Waiting requests include those that wait for a connector (vLLM, scheduler.py,
+// get_request_counts()), and those that the rank has not received yet. The null block is never in
+// use.
+RankLoad load_of(const Engine& engine, std::int64_t num_blocks) {
+  const std::int64_t waiting = std::ssize(engine.decisions->waiting()) +
+                               std::ssize(engine.decisions->skipped()) +
+                               engine.dealt->num_dealt_requests();
   const auto usable = static_cast<double>(num_blocks - 1);
   const auto free = static_cast<double>(engine.decisions->num_free_blocks());
   return {.waiting = waiting,
@@ -341,7 +342,7 @@ void DataParallelRun::deal(std::vector<WorkloadEvent> events) {
     if (event.kind == WorkloadEvent::Kind::add) {
       std::vector<RankLoad> loads;
       for (const Engine& engine : engines_)
-        loads.push_back(load_of(engine, profile_.dp_load, config_.backend.plan.num_blocks));
+        loads.push_back(load_of(engine, config_.backend.plan.num_blocks));
       engines_[balancer_.next(loads)].dealt->deal(std::move(event));
       in_wave_ = true;
       continue;

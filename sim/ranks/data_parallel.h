@@ -23,8 +23,7 @@
 // dp_sync_rows.
 //
 // Not modelled: load balancing by several clients or from stale counts (vLLM publishes them at most
-// every 100 ms); in the load of vLLM 0.22.1, requests that wait for a connector; expert parallelism
-// beyond its collectives.
+// every 100 ms); expert parallelism beyond its collectives.
 #pragma once
 
 #include <cstddef>

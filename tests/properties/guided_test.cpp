@@ -77,8 +77,9 @@ TEST(Genes, OfEveryChangeAreACaseThatIsAccepted) {
     const auto features = changed.parts.find(key_of(CasePart::features));
     const auto num_chosen = std::ranges::count(of_first, key_of(CasePart::features),
                                                &DrawnChoice::part);
-    if (features != changed.parts.end() && !features->second.words.empty())
+    if (features != changed.parts.end() && !features->second.words.empty()) {
       EXPECT_LT(features->second.words.rbegin()->first, num_chosen);
+    }
     EXPECT_NE(judge(saved).kind, OutcomeKind::refused) << genes_to_text(changed);
     const auto read = genes_from_text("genes", genes_to_text(changed), 1);
     ASSERT_TRUE(read) << read.error().message;

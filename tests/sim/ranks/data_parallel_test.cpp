@@ -288,6 +288,32 @@ TEST(DataParallel, EveryEngineLoadsAndStoresBesideConnectorsOfItsOwn) {
   EXPECT_EQ(alone->summary.blocks_loaded, run->summary.blocks_loaded);
 }
 
+// vLLM 0.22.1, v1/core/sched/scheduler.py, get_request_counts(): a request that waits for its load
+// is no reason to give its rank the next one.
+TEST(DataParallel, RequestsThatWaitForAConnectorCountAsWaiting) {
+  const LockstepConfig config = make_connected({ConnectorKind::peers});
+  Trace trace;
+  for (int i = 0; i < 2; ++i) {
+    TraceRequest request;
+    request.spec.name = std::to_string(i);
+    request.spec.prompt.append({TokenRun::Kind::seeded, static_cast<std::uint64_t>(i), 0, 40});
+    request.spec.max_tokens = request.output.length = 20;
+    request.spec.arrival_ns = i;
+    trace.records.emplace_back(std::move(request));
+  }
+  std::int64_t blocks_loaded = 0;
+  for (std::uint64_t seed = 0; seed < 12; ++seed) {
+    SessionParts parts;
+    parts.clients = make_trace_workload(trace, {.step_time = {}, .seed = 7, .num_spec_tokens = 0});
+    parts.connector_seed = seed;
+    const auto run = run_session(config, std::move(parts));
+    ASSERT_TRUE(run) << run.error().message;
+    for (const RunSummary& rank : run->engines) EXPECT_EQ(rank.requests, 1) << "seed " << seed;
+    blocks_loaded += run->summary.blocks_loaded;
+  }
+  EXPECT_GT(blocks_loaded, 0);
+}
+
 // With no request running and a load in flight, the run has not ended.
 TEST(DataParallel, EnginesWaitForLoadsOfOneOfThem) {
   const LockstepConfig config = make_connected({ConnectorKind::peers});
