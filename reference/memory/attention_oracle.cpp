@@ -90,6 +90,7 @@ Dots dots_with(const double* query, const double* rows, std::size_t size) {
 }  // namespace
 
 void DecodedRows::read(std::uint64_t key, const ModelLayer& layer, std::span<double> row) {
+  if (!keeps_rows_) return decode_row(key, layer, row);
   slots_.resize(kSlots);
   Slot& slot = slots_[key % kSlots];
   if (slot.key != key || slot.row.size() != row.size()) {
@@ -125,11 +126,6 @@ std::vector<double> attention_output(const ModelLayer& layer, std::span<const Co
   const std::size_t count = contents.size(), heads = static_cast<std::size_t>(queries_per_kv);
   std::vector<double> output(static_cast<std::size_t>(layer.num_kv_heads) * heads * d);
   std::vector<double> queries(heads * d), rows(kRowsAtOnce * d), weights(heads * count);
-  const bool are_kept =
-      count * static_cast<std::size_t>(layer.num_kv * layer.num_kv_heads) <= DecodedRows::kSlots;
-  const auto read = [&](std::uint64_t key, std::span<double> row) {
-    are_kept ? decoded.read(key, layer, row) : decode_row(key, layer, row);
-  };
   for (std::int64_t kv_head = 0; kv_head < layer.num_kv_heads; ++kv_head) {
     const std::span<double> means =
         std::span(output).subspan(static_cast<std::size_t>(kv_head) * heads * d, heads * d);
@@ -142,7 +138,8 @@ std::vector<double> attention_output(const ModelLayer& layer, std::span<const Co
     for (std::size_t p = 0; p < count; p += kRowsAtOnce) {
       const std::size_t n = std::min(kRowsAtOnce, count - p);
       for (std::size_t r = 0; r < n; ++r)
-        read(row_key(contents[p + r], layer.coords[kv_head]), std::span(rows).subspan(r * d, d));
+        decoded.read(row_key(contents[p + r], layer.coords[kv_head]), layer,
+                     std::span(rows).subspan(r * d, d));
       for (std::size_t h = 0; h < heads; ++h) {
         // Rows past n hold those of the previous round: their dots are computed and not used.
         const Dots dots = dots_with(queries.data() + h * d, rows.data(), d);
@@ -163,7 +160,7 @@ std::vector<double> attention_output(const ModelLayer& layer, std::span<const Co
     const std::uint64_t v_coord = layer.coords[v_part * layer.num_kv_heads + kv_head];
     for (std::size_t p = 0; p < count; ++p) {
       const auto row = std::span(rows).first(d);
-      read(row_key(contents[p], v_coord), row);
+      decoded.read(row_key(contents[p], v_coord), layer, row);
       for (std::size_t h = 0; h < heads; ++h) {
         const double share = weights[h * count + p];
         double* mean = means.data() + h * d;

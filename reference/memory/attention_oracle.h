@@ -43,17 +43,20 @@ bool has_attention_oracle(const ModelLayer& layer);
 // which differ between layers and heads. A new row takes the place of one with the same slot.
 class DecodedRows {
  public:
-  // More rows than this evict each other before they are read again.
-  static constexpr std::size_t kSlots = 4096;  // 4 MiB of rows of 128 numbers
-
+  // Rows of a cache of `num_rows` rows. Those of a large cache evict each other before they are
+  // read again, and are not kept.
+  explicit DecodedRows(std::int64_t num_rows) : keeps_rows_(num_rows <= 8 * kSlots) {}
   // Reads the row of the layer as attention does: quantized and read back.
   void read(std::uint64_t key, const ModelLayer& layer, std::span<double> row);
 
  private:
+  static constexpr std::int64_t kSlots = 4096;  // 4 MiB of rows of 128 numbers
+
   struct Slot {
     std::uint64_t key = 0;
     std::vector<double> row;
   };
+  const bool keeps_rows_;
   std::vector<Slot> slots_;
 };
 

@@ -26,6 +26,13 @@ std::int64_t end_of_read(const RowSlice& slice, const WorkerRequest& request,
                         : std::int64_t{slice.first_position} + slice.num_tokens;
 }
 
+std::int64_t rows_in_cache(const MemoryModel& model) {
+  std::int64_t rows = 0;
+  for (const ModelLayer& layer : model.layers())
+    rows += model.num_blocks() * layer.rows_per_block * layer.num_kv * layer.num_kv_heads;
+  return rows;
+}
+
 }  // namespace
 
 ProbePlanner::ProbePlanner(const BackendConfig& config, const MemoryModel& model, Worker& worker,
@@ -34,7 +41,8 @@ ProbePlanner::ProbePlanner(const BackendConfig& config, const MemoryModel& model
       model_(model),
       worker_(worker),
       probe_rows_(probe_rows),
-      query_plan_(queries) {}
+      query_plan_(queries),
+      decoded_rows_(rows_in_cache(model)) {}
 
 // K and V of each head count separately, since each is read from the cache.
 std::int64_t ProbePlanner::rows_of(const ModelLayer& layer, std::int64_t positions) const {

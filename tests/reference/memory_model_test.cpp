@@ -439,7 +439,7 @@ TEST(AttentionOracle, OnePositionIsItsOwnValue) {
   ASSERT_TRUE(model);
   const ModelLayer& layer = model->layers()[0];
   const std::vector<ContentId> contents{42};
-  DecodedRows decoded;
+  DecodedRows decoded(1);
   const std::vector<double> output = attention_output(layer, contents, 7, 2, decoded);
   EXPECT_EQ(output, attention_output(layer, contents, 7, 2, decoded)) << "from the rows it kept";
   ASSERT_EQ(output.size(), 4u * 16u);
