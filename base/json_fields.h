@@ -158,8 +158,8 @@ struct Word {
   }
 };
 
-// An object whose keys are data: rows of a name and a content, in file order, or a map. Its keys are never
-// unknown.
+// An object whose keys are data: rows of a name and a content, in file order, or a map. Its keys
+// are never unknown.
 template <class Member = Plain>
 struct ById {
   Member member{};

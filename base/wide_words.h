@@ -1,4 +1,5 @@
-// Computes on eight 64-bit words at a time, on CPUs with AVX-512.
+// Computes on eight 64-bit words at a time, on CPUs with AVX-512, and on four, in builds for CPUs
+// with AVX2.
 //
 // Functions marked LS_WIDE_WORDS are compiled for such a CPU, whatever the oldest CPU that the
 // build supports. Their callers check has_wide_words() and have a scalar path. Both paths compute
@@ -78,15 +79,22 @@ inline FourWords product_of_halves(FourWords words) {
 #define LS_HAVE_FOUR_WORDS 0
 #endif
 
-// True if this CPU runs LS_WIDE_WORDS functions. LOCKSTEP_WIDE_WORDS=0 in the environment turns
-// them off, so that tests cover the scalar path on the same machine.
+// False with LOCKSTEP_WIDE_WORDS=0 in the environment, so that tests cover the scalar paths on the
+// same machine. The only condition of functions of FourWords.
+inline bool wants_wide_words() {
+  static const bool wants = [] {
+    const char* wanted = std::getenv("LOCKSTEP_WIDE_WORDS");
+    return wanted == nullptr || std::string_view(wanted) != "0";
+  }();
+  return wants;
+}
+// True if this CPU runs LS_WIDE_WORDS functions and wants_wide_words().
 inline bool has_wide_words() {
 #if LS_HAVE_WIDE_WORDS
   static const bool has = [] {
-    const char* wanted = std::getenv("LOCKSTEP_WIDE_WORDS");
-    if (wanted != nullptr && std::string_view(wanted) == "0") return false;
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+    return wants_wide_words() && __builtin_cpu_supports("avx512f") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl");
   }();
   return has;
 #else

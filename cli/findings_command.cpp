@@ -386,7 +386,7 @@ Result<int> run_findings(const FindingsOptions& options, CommandReport& report) 
   if (std::ranges::find(items, ItemKind::failed, &ReportedItem::kind) != items.end())
     return kExitDisagreed;
   // A run in which no case could be built has no verdict.
-  if (!items.empty() &&
+  if (!items.empty() && !stop_requested() &&
       std::ranges::find(items, ItemKind::passed, &ReportedItem::kind) == items.end())
     return refuse("no finding was tried: " + items.front().line);
   return kExitAgreed;

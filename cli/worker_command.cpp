@@ -181,12 +181,12 @@ Result<int> run_worker(const WorkerCommandOptions& options) {
   for (const auto& [name, files] : folders) {
     Family family;
     for (const std::string& file : files) {
+      if (stop_requested())
+        family.not_checked.insert(
+            fmt::format("other files: interrupted by {}", signal_name(stop_signal())));
       if (stop_requested() || (options.files_max > 0 && family.files == options.files_max)) break;
       judge_file(file, options, engines, family);
     }
-    if (stop_requested())
-      family.not_checked.insert(
-          fmt::format("other files: interrupted by {}", signal_name(stop_signal())));
     judged += family.agreed + family.diverged + family.parted;
     not_checked.insert(family.not_checked.begin(), family.not_checked.end());
     diverged += family.diverged;

@@ -79,7 +79,7 @@ inline constexpr std::int64_t kRun = 64;
   FingerprintSum sums[kPagesAtATime];
   std::int64_t begin = first;
 #if KERNELS_HAVE_FOUR_WORDS
-  if (step == 1) {
+  if (step == 1 && wants_wide_words()) {
     begin = shared / (kRun / 2) * (kRun / 2);
     add_fours(sums, pages, 2 * begin);
   }

@@ -188,8 +188,8 @@ int write_groups(const LaunchPlace& place, const WritePartsParams& params) {
   return status_of(simt::launch(config, kernel, params, by, unit_of_groups(params)));
 }
 
-// Lanes that share a row: a warp, or half of one where rows are short. A CPU's thread that is a warp
-// has a row of its own.
+// Lanes that share a row: a warp, or half of one where rows are short. A CPU's thread that runs a
+// whole warp has a row of its own.
 constexpr int kWarp = 32 / simt::kLanesPerThread, kHalf = kWarp > 1 ? 16 : 1;
 
 // A grid of whole warps whose lanes share rows.

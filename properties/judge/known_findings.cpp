@@ -30,7 +30,7 @@ auto count_groups(const SavedCase& saved, Predicate predicate) {
 }
 
 // The conditions below are necessary, not sufficient: a case that meets one and fails is judged
-// again with the repair. Too wide a condition costs time, too narrow a one hides a known finding.
+// again with the repair. Too wide a condition costs time, too narrow a one misses a finding.
 //
 // 1: EAGLE drops the last block of an attention hit but not of a state hit.
 bool state_hit_is_longer(const SavedCase& saved) {
@@ -447,13 +447,17 @@ const KnownFinding* search(const SavedCase& saved, const Outcome& outcome,
   // With its repair the case passes the failing step. A case that still fails, by another check, is
   // explained if the remaining failure is known: it is gone with all rules repaired, or it is
   // recognised itself.
+  auto passes_without_rules = [&, passes = std::optional<bool>()]() mutable {
+    if (!passes) passes = is_past_all_rules(saved, outcome, backend);
+    return *passes;
+  };
   const auto is_explained_by = [&](const KnownFinding& finding) {
     const SavedCase repaired = finding.repaired(saved);
     const Outcome without = judge(repaired, backend);
     if (gets_past(outcome, without)) return true;
     if (!without.failed() || without.same_failure(outcome)) return false;
     const bool is_rule = repaired.engine.engine != saved.engine.engine;
-    return (is_rule && is_past_all_rules(saved, outcome, backend)) ||
+    return (is_rule && passes_without_rules()) ||
            (--repairs >= 0 && search(repaired, without, backend, repairs) != nullptr);
   };
   const KnownFinding* first = nullptr;
@@ -464,7 +468,7 @@ const KnownFinding* search(const SavedCase& saved, const Outcome& outcome,
     if (first == nullptr) first = &finding;
   }
   // Repairing one of two causes does not help; repairing all does. The first possible one is named.
-  return first != nullptr && is_past_all_rules(saved, outcome, backend) ? first : nullptr;
+  return first != nullptr && passes_without_rules() ? first : nullptr;
 }
 
 }  // namespace

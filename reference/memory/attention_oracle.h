@@ -62,8 +62,8 @@ class DecodedRows {
 
 // The attention output [num_kv_heads * queries_per_kv, head_size] of the query with content `query`
 // over `contents`, the contents of the positions that it reads, in order. Query head h reads KV
-// head h / queries_per_kv. `decoded` keeps the rows. REQUIRES: has_attention_oracle(layer), contents
-// not empty.
+// head h / queries_per_kv. `decoded` keeps the rows. REQUIRES: has_attention_oracle(layer), a
+// position.
 std::vector<double> attention_output(const ModelLayer& layer, std::span<const ContentId> contents,
                                      ContentId query, std::int32_t queries_per_kv,
                                      DecodedRows& decoded, DType query_dtype = DType::fp32);

@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::int64_t kDefaultBlock = 16, kScaleBytes = 4;
 
-// Kinds of layers whose specs follow one rule.
+// Kinds of layers whose specs follow one rule. Rows of the first four have the cache's format.
 enum class LayerKind : std::uint8_t {
   plain,      // K and V of heads
   latent,     // one row of MLA a token

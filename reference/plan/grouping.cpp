@@ -283,6 +283,8 @@ Result<std::vector<KVCacheGroupSpec>> deal_tuples(const LayerSpecs& windows,
   return dealt_groups(buckets, cdiv(static_cast<std::int64_t>(tuples), tuples_per_group));
 }
 
+// DeepSeek-V4: full MLA layers of several page sizes and sliding-window MLA layers; groups of
+// uniform type whose layers fit the same set of pages. REQUIRES: a layer of the second kind.
 Result<std::vector<KVCacheGroupSpec>> mla_window_groups(const LayerSpecs& layers) {
   LayerSpecs full;
   // Windows that need the same token slots, in order of first appearance.
@@ -316,6 +318,7 @@ Result<std::vector<KVCacheGroupSpec>> mla_window_groups(const LayerSpecs& layers
   return groups;
 }
 
+// Specs raised to one page size by growing the block size of the smaller ones.
 Result<LayerSpecs> with_equal_pages(LayerSpecs layers) {
   std::int64_t largest = 0;
   for (const NamedSpec& layer : layers) largest = std::max(largest, page_size_bytes(layer.spec));
@@ -339,6 +342,7 @@ Result<LayerSpecs> with_equal_pages(LayerSpecs layers) {
   return layers;
 }
 
+// Refused: packing without states, or more layers to a page than the model has attention layers.
 Result<bool> check_packable(const LayerSpecs& layers, std::int64_t attn_pack) {
   const auto count = [&](auto&& matches) {
     return std::ranges::count_if(layers, [&](const NamedSpec& l) { return matches(l.spec); });
@@ -355,6 +359,7 @@ Result<bool> check_packable(const LayerSpecs& layers, std::int64_t attn_pack) {
   return true;
 }
 
+// Refused: pages that are not one pool page each once attention is packed.
 Result<LayerSpecs> with_packed_pages(const LayerSpecs& layers, std::int64_t attn_pack) {
   std::int64_t pool_page = 0;
   const auto page_of = [&](const KVCacheSpec& spec) {

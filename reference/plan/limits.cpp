@@ -67,16 +67,19 @@ Result<void> check_spec(const KVCacheSpec& spec, std::int64_t num_ranks) {
 
 bool page_fits(const KVCacheSpec& spec, std::int64_t bytes_max) {
   if (spec.page_size_padded.value_or(0) > bytes_max) return false;
+  std::int64_t left = bytes_max;  // a page has all states
   for (const StateTensorSpec& state : spec.states) {
     std::int64_t elements = kItemBytesMax;
     for (const std::int64_t dim : state.dims) {
       if (!product_fits({elements, dim}, bytes_max)) return false;
       elements *= dim;
     }
+    left -= elements;
+    if (left < 0) return false;
   }
   if (is_state_kind(spec.kind)) return true;
-  // Twice the elements leave room for scales.
-  const std::int64_t row = std::max({spec.head_size, spec.head_size_v, std::int64_t{16}});
+  // Twice the elements leave room for scales, and 32 of them for fixed layouts.
+  const std::int64_t row = std::max({spec.head_size, spec.head_size_v, std::int64_t{32}});
   const std::int64_t rows = std::max({spec.block_size, storage_block_size(spec), std::int64_t{1}});
   return product_fits({4 * kItemBytesMax, rows, spec.num_kv_heads, row}, bytes_max);
 }

@@ -149,8 +149,9 @@ namespace {
 // Invariants
 // (1) now_ns_ never decreases. An engine whose step is still in progress receives its events before
 //     its next step, not during the current one.
-// (2) Within one moment the order is fixed: timers, messages, arrivals, aborts of failed requests,
-//     prefill step, decode step. Runs with the same options are therefore identical.
+// (2) Within one moment the order is fixed: timers, messages, arrivals, ends of requests, aborts of
+//     failed requests, prefill step, decode step. Runs with the same options are therefore
+//     identical.
 // (3) A step's blocks leave the prefill engine when the step's time has passed (take_staged()),
 //     although the simulated step computes at once.
 class Pair final : public EngineOwner {
@@ -264,7 +265,8 @@ Result<void> Pair::start() {
   return take_arrivals();
 }
 
-// Runs until nothing can happen, the ledger has a finding, or steps_max is reached.
+// Runs until nothing can happen, the ledger has a finding, steps_max is reached, or a signal stops
+// it.
 Result<PairReport> Pair::run(const std::function<void(const PairProgress&)>& progress) {
   for (;;) {
     LS_ASSIGN_OR_RETURN(const auto moved, turn());
@@ -362,7 +364,8 @@ Result<void> Pair::take_arrivals() {
 }
 
 // The engine reports ends when its step starts in virtual time. They take effect when it ends: no
-// block is read before the step has computed it. A ledger that waited would find an early release.
+// block is read before the step has computed it. The ledger is notified at once: later, it would
+// report the release as too early.
 void Pair::ended(PairedEngine& engine, const std::string& name, FinishReason reason) {
   if (&engine == decode_.get()) ledger_.not_needed(travellers_.transfer_of(name));
   ended_.push_back({engine.ready_ns(), &engine, name, reason});
