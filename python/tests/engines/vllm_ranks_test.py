@@ -18,6 +18,8 @@ from typing import Any
 from unittest import mock
 
 import torch
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 from installed_vllm import vllm_engine
 from vllm.config import CUDAGraphMode, ParallelConfig
 from vllm.v1.engine.core import DPEngineCoreProc
