@@ -7,7 +7,7 @@
 //     SchedulerOutput::finished. Only then may the id be reused.
 // (3) Another engine may fail. It then stops deciding, and failure() describes the error.
 //
-// Not here: what only the model can report (its pool, tables, block keys). Callers that need it use
+// Not here: what only the model can report (its pool, reference counts). Callers that need it use
 // the Scheduler.
 #pragma once
 
@@ -67,6 +67,9 @@ class DecisionSource {
   // Block sizes that the engine derives from groups and configuration, in tokens.
   virtual std::int64_t scheduler_block_size() const = 0;
   virtual std::int64_t hash_block_size() const = 0;
+  // With a KV connector and prefix caching: keys of the full hash blocks of a live request. They
+  // identify its tokens; another engine's own hashes may differ.
+  virtual std::span<const BlockKey> block_keys(RequestId) const { return {}; }
   // With a KV connector: requests ahead of `waiting`, in order.
   virtual std::vector<SkippedRequest> skipped() const { return {}; }
   // Requests of either queue that were passed over, if skipped() lists those that hold blocks.

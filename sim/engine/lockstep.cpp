@@ -259,7 +259,9 @@ Result<RunReport> LockstepRun::finish() {
     if (!pages.empty() && !is_overlaid(config_.backend.layout))
       summary_.not_checked.push_back(std::move(pages));
   } else {
-    summary_.not_checked.push_back("memory: no backend, only the model's decisions");
+    summary_.not_checked.push_back(decisions_.model() != nullptr
+                                       ? "memory: no backend, only the model's decisions"
+                                       : "memory: no backend, only another engine's decisions");
   }
   summary_.simulated_ns = workload_.now_ns();
   summary_.state_hash = chain_.value();

@@ -1,5 +1,6 @@
 // `--decisions` as a command, with an engine of a hundred lines: fuzzing finds its defects, shrinks
 // them and saves them as recordings; a known finding is reported as new after its last day.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -220,8 +221,7 @@ TEST(Decisions, WhatIsKnownIsNoNewsUntilItsDayIsOver) {
   EXPECT_NE(now.out.find("known: ENG-42: "), std::string::npos) << now.out;
   const Outcome later = fuzz(engine, {"--known", known("2001-01-01")});
   EXPECT_EQ(later.status, 1) << later.out;
-  EXPECT_NE(later.out.find("ENG-42: known until 2001-01-01; reported again"),
-            std::string::npos);
+  EXPECT_NE(later.out.find("ENG-42: known until 2001-01-01; reported again"), std::string::npos);
   const Outcome wrong = fuzz(engine, {"--known", known("soon")});
   EXPECT_EQ(wrong.status, 2);
   EXPECT_NE(wrong.err.find("expected a date"), std::string::npos) << wrong.err;
@@ -249,6 +249,56 @@ TEST(Decisions, ReplayRunsABackendBelowThemAndTellsThatTheEngineFailed) {
   EXPECT_EQ(failed.status, 1) << failed.err;
   EXPECT_NE(failed.out.find("THE ENGINE FAILED in step 5 (engine.exception)"), std::string::npos)
       << failed.out;
+}
+
+// The number after a key of a result.
+std::string number_of(const std::string& json, const std::string& key) {
+  const std::size_t begin = json.find("\"" + key + "\":") + key.size() + 3;
+  return json.substr(begin, json.find(',', begin) - begin);
+}
+
+// The pool is too small for the prompts, so the second request of each prompt loads from the tier.
+TEST(Decisions, MeetAHostTierThatStoresAndLoads) {
+  std::string trace = R"({"lockstep_trace":1,"time":"ns","source":{"kind":"test","name":""}})"
+                      "\n";
+  for (int i = 0; i < 12; ++i)
+    trace += fmt::format(R"({{"id":"r{}","t":{},"prompt":[[{},160]],"output":{{"length":9}}}})"
+                         "\n",
+                         i, i * 1'000'000'000LL, i % 4 + 1);
+  const std::string path = temporary_path("tier.jsonl");
+  write_text(path, trace + R"({"end":true,"records":12})"
+                           "\n");
+  for (const std::string backend : {"none", "simt"}) {
+    const std::string theirs = temporary_path(backend + "-theirs.json"),
+                      ours = temporary_path(backend + "-ours.json");
+    const std::vector<std::string> replay = {"replay",
+                                             path,
+                                             "--backend",
+                                             backend,
+                                             "--engine",
+                                             "vllm-0.22.1",
+                                             "--num-blocks",
+                                             "24",
+                                             "--connector",
+                                             "host",
+                                             "--host-blocks",
+                                             "60",
+                                             "--transfer-delay",
+                                             "1",
+                                             "--no-async-scheduling",
+                                             "--json"};
+    auto here = replay, there = replay;
+    here.push_back(ours);
+    there.insert(there.end(), {theirs, "--decisions", LOCKSTEP_BINARY_DIR "/model_engine"});
+    EXPECT_EQ(run_lockstep(here).status, 0) << backend;
+    const Outcome run = run_lockstep(there);
+    EXPECT_EQ(run.status, 0) << backend << run.out << run.err;
+    for (const std::string key : {"blocks_loaded", "blocks_stored", "host_evictions"}) {
+      const std::string count = number_of(read_text(theirs), key);
+      EXPECT_NE(count, "0") << backend << " " << key;
+      EXPECT_EQ(count, number_of(read_text(ours), key)) << backend << " " << key;
+    }
+  }
 }
 
 TEST(Decisions, OfNoEngineAreRefused) {
