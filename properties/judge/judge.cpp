@@ -233,6 +233,7 @@ RunTraits traits_of(const SavedCase& saved, const JudgeOptions& options) {
   const bool follows = follows_recording(saved, options.decisions);
   traits.add_if(saved.recording && saved.recording->header.connector, RunTrait::connector);
   traits.add_if(options.decisions || follows, RunTrait::other_engine);
+  traits.add_if(bool{options.decisions}, RunTrait::live_engine);
   return traits;
 }
 

@@ -113,6 +113,8 @@ constexpr std::array kRows = {
         "the cache has no pages for them; leave hisparse out of --connector", nullptr, {hisparse}),
     row("hisparse-parts", run, not_modelled, {hisparse, other_parts},
         "use --connector hisparse, or hisparse and peers"),
+    row("hisparse-messages", run, not_modelled, {hisparse, live_engine},
+        "the scheduler protocol has no messages about its pages; let the model decide"),
     row("one-group", run, engine, {one_group_peers, several_groups},
         "one-group-peers take one KV cache group; use peers"),
     row("loaded-states", run, not_modelled, {states, connector, backend},

@@ -72,6 +72,7 @@ namespace lockstep {
   X(other_parts, "other parts of a connector")                                       \
   X(failing_loads, "failing loads (load_failed_percent)")                            \
   X(other_engine, "another engine's decisions")                                      \
+  X(live_engine, "an engine that decides (--decisions)")                             \
   X(model_inputs, "faults, block_order or mutants of the scheduler")                 \
   X(pair, "disaggregated prefill")                                                   \
   X(backend, "a backend")                                                            \

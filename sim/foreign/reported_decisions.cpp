@@ -367,7 +367,8 @@ void ReportedDecisions::take_report(const KVConnectorOutput& report, RecordedSte
   };
   output.worker = {.received = names_of(report.finished_recving),
                    .sent = names_of(report.finished_sending),
-                   .invalid_blocks = report.invalid_block_ids};
+                   .invalid_blocks = report.invalid_block_ids,
+                   .failed = names_of(report.failed_recving)};
   for (const RequestId id : report.finished_recving) {
     at(id).is_loading = false;
     at(id).has_received = true;

@@ -417,6 +417,7 @@ Result<PreparedReplay> resolve_replay(ReplayRequest request, const ReplayInput& 
   RunTraits more;
   more.add_if(is_connected, RunTrait::connector);
   more.add_if(request.other_engine || prepared.parts.decisions, RunTrait::other_engine);
+  more.add_if(request.other_engine, RunTrait::live_engine);
   LS_RETURN_IF_ERROR(check_setup(config, more));
   prepared.parts.connector_seed = prepared.run.seed;
   return prepared;

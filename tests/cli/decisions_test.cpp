@@ -301,6 +301,30 @@ TEST(Decisions, MeetAHostTierThatStoresAndLoads) {
   }
 }
 
+// Loads of several groups fail by request. The model in another process ends the same requests.
+TEST(Decisions, AreNotifiedOfLoadsThatFailAsAWhole) {
+  const Outcome run = run_lockstep(
+      {"replay",
+       LOCKSTEP_SOURCE_DIR "/tests/conformance/newer_connectors/groups_failed_fail_0015.jsonl",
+       "--backend", "none", "--conform", "--decisions",
+       LOCKSTEP_BINARY_DIR "/model_engine 0.33.0"});
+  EXPECT_EQ(run.status, 0) << run.out << run.err;
+}
+
+// The engine claims to have HiSparse's groups, but no message could report a copied page.
+TEST(Decisions, OfHiSparseAreRefused) {
+  const std::string engine =
+      R"(echo '{"hello":{"scheduler_protocol":1,"engine":{"name":"mine","version":"1"},)"
+      R"("features":["mla","hisparse_resident","hisparse_hot","connector"]}}'; cat >/dev/null)";
+  const Outcome run =
+      run_lockstep({"replay", LOCKSTEP_SOURCE_DIR "/tests/conformance/hisparse/hisparse/0011.jsonl",
+                    "--backend", "none", "--decisions", engine});
+  EXPECT_EQ(run.status, 2) << run.out;
+  EXPECT_NE(run.err.find("the scheduler protocol has no messages about its pages"),
+            std::string::npos)
+      << run.err;
+}
+
 TEST(Decisions, OfNoEngineAreRefused) {
   const Outcome none = fuzz("no-such-program-here", {});
   EXPECT_EQ(none.status, 2);

@@ -1,8 +1,9 @@
 // A scheduler behind the scheduler protocol (docs/protocols.md), in C++: here Lockstep's own model,
 // so that its tests can compare decisions through a pipe with direct ones. Your engine has the same
-// few calls.
+// few calls. The argument is the release that it decides as: 0.22.1 unless given.
 //
 //     lockstep fuzz --decisions build/release/model_engine
+//     lockstep fuzz --decisions 'build/release/model_engine 0.33.0'
 #include <iostream>
 #include <map>
 #include <memory>
@@ -62,10 +63,13 @@ class AskingConnector final : public KVConnector {
     JsonObject said = read_answer(json);
     return said.required("keeps").boolean();
   }
+  KVConnectorTraits traits() const override { return {.requires_kv_delivery = delivers_}; }
+  void require_delivery(bool delivers) { delivers_ = delivers; }
   void know(RequestId id, std::string name) { names_[id] = std::move(name); }
 
  private:
   JsonWriter out_;
+  bool delivers_ = false;
   std::map<RequestId, std::string> names_;
 };
 
@@ -73,6 +77,7 @@ using Rows = std::vector<std::pair<RequestId, std::string>>;
 
 class Engine {
  public:
+  explicit Engine(std::string version) : version_(std::move(version)) {}
   // False: the input has ended.
   bool handle_next() {
     if (!read_line(json_)) return false;
@@ -119,7 +124,7 @@ class Engine {
     hello.finish();
     if (!is_whole(message)) return;
     out_.begin_object().key("hello").begin_object().integer("scheduler_protocol", 1);
-    out_.key("engine").begin_object().string("name", "vllm").string("version", "0.22.1");
+    out_.key("engine").begin_object().string("name", "vllm").string("version", version_);
     out_.end_object().key("features").begin_array();
     for (const char* feature : {"full",
                                 "mla",
@@ -150,7 +155,7 @@ class Engine {
     scheduler_.reset();
     JsonObject plan = message.required("open").object();
     EngineConfig config = read_engine_options(plan.required("config")).config;
-    config.engine = "vllm-0.22.1";
+    config.engine = "vllm-" + version_;
     const auto groups = read_kv_cache_groups(plan.required("groups"));
     connector_ = std::make_unique<AskingConnector>();
     KVTransfer transfer;
@@ -160,6 +165,8 @@ class Engine {
       if (connector.required("kv_load_failure_policy").string() == "fail")
         transfer.kv_load_failure_policy = KVLoadFailurePolicy::fail;
       connector.optional("supports_hybrid_groups");
+      if (auto delivers = connector.optional("requires_kv_delivery"))
+        connector_->require_delivery(delivers.boolean());
       connector.finish();
     }
     const std::int64_t num_blocks = plan.required("num_blocks").integer();
@@ -266,6 +273,8 @@ class Engine {
       for (JsonValue block : said.required("invalid_blocks").array())
         output.kv_connector_output.invalid_block_ids.push_back(
             BlockId{block.integer<std::int32_t>()});
+      if (auto failed = said.optional("failed"))
+        output.kv_connector_output.failed_recving = ids_of(failed);
     }
     if (!is_whole(message)) return;
     const auto stopped = scheduler_->update_from_output(output);
@@ -314,6 +323,8 @@ class Engine {
     step.waiting = names_of(now, scheduler_->waiting());
     step.free_blocks = scheduler_->num_free_blocks();
     if (has_connector_) write_transfers(now, {}, step);
+    // The protocol's name of the queue of requests that hold blocks.
+    if (const auto& holding = step.transfers.kv_holding) step.skipped = *holding;
     step.stored = counters_.stored;
     step.evicted = counters_.evicted;
     step.cleared = counters_.cleared;
@@ -330,6 +341,7 @@ class Engine {
     answer(out_.begin_object().string("refused", why).end_object());
   }
 
+  const std::string version_;  // of vLLM
   JsonReader json_{"message"};
   JsonWriter out_;
   std::unique_ptr<AskingConnector> connector_;
@@ -347,8 +359,8 @@ class Engine {
 }  // namespace
 }  // namespace lockstep
 
-int main() {
-  lockstep::Engine engine;
+int main(int argc, char** argv) {
+  lockstep::Engine engine(argc > 1 ? argv[1] : "0.22.1");
   while (engine.handle_next()) {
   }
 }

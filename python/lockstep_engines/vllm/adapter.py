@@ -212,11 +212,16 @@ class _Case:
             return None
         if self._connector is None:
             raise ProtocolError("found a worker's report; the case has no connector")
-        return KVConnectorOutput(
+        report = KVConnectorOutput(
             finished_sending=set(worker["sent"]),
             finished_recving=set(worker["received"]),
             invalid_block_ids=set(worker["invalid_blocks"]),
         )
+        if failed := worker.get("failed"):
+            if not hasattr(report, "failed_recving"):
+                raise RuntimeError("this release reports failed loads by their blocks only")
+            report.failed_recving = set(failed)
+        return report
 
     def _state(self) -> Object:
         line = self._decisions.state_of(self.scheduler)
