@@ -1,10 +1,6 @@
 """vLLM's own scheduler on a CPU: no model, no worker, no server. What a model would return, and
 what a KV connector would answer, the cases say."""
 
-import os
-
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-
 from types import SimpleNamespace
 
 import torch
@@ -198,11 +194,12 @@ class SmallEngine:
     def schedule(self):
         return self.scheduler.schedule()
 
-    def update(self, step, token=7, invalid_blocks=(), loaded=(), worker=None):
-        """The step's output: `token` for every request whose known tokens are all computed."""
+    def update(self, step, token=7, invalid_blocks=(), loaded=(), worker=None, accepted=()):
+        """The step's output: `token` for every request whose known tokens are all computed, once
+        more for each accepted draft."""
         names, requests = list(step.num_scheduled_tokens), self.scheduler.requests
         sampled = [
-            [token] if name in requests
+            [token] * (1 + dict(accepted).get(name, 0)) if name in requests
             and requests[name].num_computed_tokens >= requests[name].num_tokens else []
             for name in names
         ]  # fmt: skip
