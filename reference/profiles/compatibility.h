@@ -72,13 +72,13 @@ namespace lockstep {
   X(other_parts, "other parts of a connector")                                       \
   X(failing_loads, "failing loads (load_failed_percent)")                            \
   X(other_engine, "another engine's decisions")                                      \
-  X(live_engine, "an engine that decides (--decisions)")                             \
   X(model_inputs, "faults, block_order or mutants of the scheduler")                 \
   X(pair, "disaggregated prefill")                                                   \
   X(backend, "a backend")                                                            \
   X(overlaid_layout, "a layout of overlaid memory (--layout)")                       \
   X(captured_graphs, "captured graphs")                                              \
-  X(real_numbers, "real numbers (--numbers real)")
+  X(real_numbers, "real numbers (--numbers real)")                                   \
+  X(live_engine, "an engine that decides (--decisions)")
 #define LS_RUN_TRAIT(value, name) value,
 enum class RunTrait : std::uint8_t { LS_RUN_TRAITS(LS_RUN_TRAIT) };
 #undef LS_RUN_TRAIT

@@ -67,9 +67,6 @@ class DecisionSource {
   // Block sizes that the engine derives from groups and configuration, in tokens.
   virtual std::int64_t scheduler_block_size() const = 0;
   virtual std::int64_t hash_block_size() const = 0;
-  // With a KV connector and prefix caching: keys of the full hash blocks of a live request. They
-  // identify its tokens; another engine's own hashes may differ.
-  virtual std::span<const BlockKey> block_keys(RequestId) const { return {}; }
   // With a KV connector: requests ahead of `waiting`, in order.
   virtual std::vector<SkippedRequest> skipped() const { return {}; }
   // Requests of either queue that were passed over, if skipped() lists those that hold blocks.
@@ -88,6 +85,9 @@ class DecisionSource {
   virtual const Scheduler* model() const { return nullptr; }
   // False: the deciding engine has no release profile (SGLang), whatever the configuration names.
   virtual bool has_profile() const { return true; }
+  // With a KV connector and prefix caching: keys of the full hash blocks of a live request. They
+  // identify its tokens; another engine's own hashes may differ.
+  virtual std::span<const BlockKey> block_keys(RequestId) const { return {}; }
 };
 
 // The engine that a DecisionsFactory creates a source for.

@@ -148,10 +148,13 @@ void ReportedDecisions::leave(RequestId id) {
   std::erase(running_, id);
   std::erase(waiting_, id);
   std::erase_if(skipped_, [&](const SkippedRequest& request) { return request.id == id; });
+  free_if_over(id);
 }
 
-// An id is free once the end is reported and no transfer names it.
+// An id is free once the end is reported and no transfer names it. The blocks are free at once: a
+// host tier must not store them.
 void ReportedDecisions::free_if_over(RequestId id) {
+  if (!at(id).is_live && !at(id).is_held()) at(id).table.clear();
   if (!at(id).is_reported) return;
   if (at(id).is_held()) {
     held_[at(id).name] = id;
@@ -169,6 +172,8 @@ void ReportedDecisions::abort_request(RequestId request) {
 
 bool ReportedDecisions::reset_prefix_cache(bool preempts_running) {
   const auto succeeded = reporter_->reset_prefix_cache(preempts_running, step_);
+  if (preempts_running)
+    for (const RequestId id : running_) at(id).table.clear();
   if (succeeded) take_state();
   return succeeded.value_or(false);
 }
