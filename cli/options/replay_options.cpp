@@ -269,7 +269,7 @@ void declare_replay_options(CLI::App& command, ReplayOptions& o) {
 
 // Steps between two reports of all block tables by another engine, as in recordings of vLLM: whole
 // tables are large, and every step already reports its changes. --conform compares tables in every
-// step.
+// step, and a host tier stores the blocks that they name.
 constexpr std::int64_t kStepsPerTableShown = 8;
 
 BackendFactory replay_backend(std::string name) {
@@ -292,8 +292,9 @@ Result<OpenReplay> open_replay(ReplayRequest request,
   } else {
     replay.parts.backend = replay_backend(replay.run.backend);
   }
+  const bool reads_tables = conforms || replay.config.connector.has(ConnectorKind::host);
   if (engines != nullptr)
-    replay.parts.decisions = decisions_of(engines, conforms ? 1 : kStepsPerTableShown);
+    replay.parts.decisions = decisions_of(engines, reads_tables ? 1 : kStepsPerTableShown);
   // The recorder is between the loop and the workload, so it sees what the engine receives.
   if (conforms) {
     if (replay.config.data_parallel.dp_size > 1)

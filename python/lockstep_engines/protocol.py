@@ -105,9 +105,10 @@ class Client:
         answer = self._ask(question, ("external", "async"))
         return answer["external"], answer["async"]
 
-    def finished(self, name: str) -> bool:
-        """Whether the blocks of a request that ends are kept until they are sent."""
-        return bool(self._ask({"ask": "finished", "id": name}, ("keeps",))["keeps"])
+    def finished(self, name: str, blocks: Any) -> bool:
+        """Whether the blocks of a request that ends, per group, are kept until they are sent."""
+        question = {"ask": "finished", "id": name, "blocks": blocks}
+        return bool(self._ask(question, ("keeps",))["keeps"])
 
     def allocated(self, name: str, external: int, blocks: Any) -> None:
         """A request received its blocks, per group; `external` tokens of them are to be loaded."""

@@ -59,7 +59,7 @@ class MadeUp:
         return {"scheduled": [], "external": external, "async": is_async, "tables": with_tables}
 
     def update(self, message: dict[str, Any]) -> dict[str, Any]:
-        return {"num_tokens": {}, "keeps": self.client.finished("a")}
+        return {"num_tokens": {}, "keeps": self.client.finished("a", [[1]])}
 
 
 def replies_to(*messages: Any, adapter: MadeUp | None = None) -> list[Any]:
@@ -104,7 +104,7 @@ class ProtocolTest(unittest.TestCase):
                 {"ask": "matched_tokens", "id": "a", "local": 16},
                 {"tell": "allocated", "id": "a", "external": 4, "blocks": [[1, 2]]},
                 {"scheduled": [], "external": 4, "async": True, "tables": True},
-                {"ask": "finished", "id": "a"},
+                {"ask": "finished", "id": "a", "blocks": [[1]]},
                 {"num_tokens": {}, "keeps": True},
             ],
         )

@@ -119,8 +119,6 @@ constexpr std::array kRows = {
         "one-group-peers take one KV cache group; use peers"),
     row("loaded-states", run, not_modelled, {states, connector, backend},
         "loads of states are not modelled; use --backend none"),
-    row("other-tier", run, not_modelled, {host_tier, live_engine},
-        "its blocks are found by the model's hashes; let the model decide"),
     // Ranks.
     row("layout-release", run, engine, {overlaid_layout},
         "the memory of {engine} has no such layout; use --layout NHD or HND, or --engine "

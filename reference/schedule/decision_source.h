@@ -7,7 +7,7 @@
 //     SchedulerOutput::finished. Only then may the id be reused.
 // (3) Another engine may fail. It then stops deciding, and failure() describes the error.
 //
-// Not here: what only the model can report (its pool, tables, block keys). Callers that need it use
+// Not here: what only the model can report (its pool, reference counts). Callers that need it use
 // the Scheduler.
 #pragma once
 
@@ -85,6 +85,9 @@ class DecisionSource {
   virtual const Scheduler* model() const { return nullptr; }
   // False: the deciding engine has no release profile (SGLang), whatever the configuration names.
   virtual bool has_profile() const { return true; }
+  // With a KV connector and prefix caching: keys of the full hash blocks of a live request. They
+  // identify its tokens; another engine's own hashes may differ.
+  virtual std::span<const BlockKey> block_keys(RequestId) const { return {}; }
 };
 
 // The engine that a DecisionsFactory creates a source for.

@@ -128,7 +128,7 @@ class Scheduler final : public DecisionSource {
   BlockId find_cached(const CachedBlock& content) const;
   bool shows_table(RequestId) const override { return true; }
   std::span<const BlockId> block_table(RequestId request, std::int32_t group) const override;
-  std::span<const BlockKey> block_keys(RequestId request) const;  // of its full hash blocks
+  std::span<const BlockKey> block_keys(RequestId request) const override;
   // Counters since the last call.
   CacheCounters take_cache_counters() override;
   // Cache events since the last call; none unless EngineConfig::hash_algorithm is vLLM's.

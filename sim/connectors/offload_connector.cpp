@@ -312,10 +312,16 @@ void OffloadConnector::take_full_blocks(const DecidedStep& step,
 bool OffloadConnector::take_full_blocks_of(const DecidedStep& step, RequestId request,
                                            std::int32_t group, std::int64_t end) {
   const std::span<const BlockId> table = step.decisions.block_table(request, group);
-  std::int64_t& entry = num_seen_.at(request)[group];
+  const auto seen = num_seen_.find(request);
+  LS_CHECK(seen != num_seen_.end() && random_.contains(request),
+           "request {} runs, but its connector was not queried and notified of its blocks",
+           step.decisions.name(request));
+  std::int64_t& entry = seen->second[group];
+  // A table of another engine may be too short.
+  end = std::min<std::int64_t>(end, std::ssize(table));
   // Avoids the copy of all keys in the common step that fills no block.
   if (entry >= end) return true;
-  const std::span<const BlockKey> keys = step.decisions.model()->block_keys(request);
+  const std::span<const BlockKey> keys = step.decisions.block_keys(request);
   const Question what{.keys = {keys.begin(), keys.end()},
                       .hash_block_size = step.decisions.hash_block_size()};
   for (; entry < end; ++entry) {

@@ -72,8 +72,8 @@ Result<void> ConnectorStep::take_report() {
 Result<void> ConnectorStep::plan(const SchedulerOutput& decision, bool has_memory,
                                  RunSummary& summary) {
   if (workload_.transfers() == nullptr) return {};
-  // Another engine has planned its own transfers. Without memory, nothing needs them again.
-  if (decisions_.model() == nullptr && !has_memory) return {};
+  // A followed recording has the reports of its transfers. Without memory, nothing needs a plan.
+  if (decisions_.model() == nullptr && !has_memory && workload_.is_scripted()) return {};
   transfers_.clear();
   for (const HeldRequest& held : decisions_.held()) transfers_.held.push_back(held.id);
   transfers_.lost = report_.invalid_block_ids;

@@ -196,9 +196,9 @@ class ConnectorStep {
   bool is_there() const { return workload_.connector() != nullptr; }
   // Reads the workers' report of the step just decided. Errors: those of connector_report().
   Result<void> take_report();
-  // Plans what the step loads and stores, and adds it to the summary's counts. Without the model's
-  // scheduler and without memory, nothing is planned. `has_memory`: true refuses losses that are
-  // not modelled on a backend. REQUIRES: take_report() of the same step.
+  // Plans what the step loads and stores, and adds it to the summary's counts. A followed
+  // recording without memory plans nothing. `has_memory`: true refuses losses that are not modelled
+  // on a backend. REQUIRES: take_report() of the same step.
   Result<void> plan(const SchedulerOutput& decision, bool has_memory, RunSummary& summary);
   const StepTransfers& transfers() const { return transfers_; }
   // The report that arrives with the step's output; the loop moves it into the output in flight.

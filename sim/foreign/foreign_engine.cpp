@@ -269,7 +269,7 @@ class EngineReporter final : public StepReporter {
   // Returns the line that answers the engine's connector; empty: none. A query for an unknown
   // request is a failure of the engine.
   std::string answer(JsonObject& line) {
-    const ConnectorLine said = read_connector_line(line, header_);
+    ConnectorLine said = read_connector_line(line, header_);
     switch (said.kind) {
       case ConnectorLine::Kind::matched_tokens:
         if (const auto hit = connector_->matched_tokens(said.id, said.tokens))
@@ -279,7 +279,8 @@ class EngineReporter final : public StepReporter {
                                            .async = hit->is_async});
         break;
       case ConnectorLine::Kind::finished:
-        if (const auto keeps = connector_->request_finished(said.id)) return keeps_message(*keeps);
+        if (const auto keeps = connector_->request_finished(said.id, std::move(said.kept)))
+          return keeps_message(*keeps);
         break;
       case ConnectorLine::Kind::allocated:
         if (connector_->allocated(said.id, said.blocks, said.tokens)) return {};

@@ -41,12 +41,15 @@ std::optional<ExternalHit> ReportedDecisions::matched_tokens(const std::string& 
        .name = at(*id).name,
        .num_tokens = static_cast<std::int32_t>(at(*id).num_tokens),
        .num_local_tokens = num_local_tokens,
+       .block_keys = block_keys(*id),
        .hash_block_size = static_cast<std::int32_t>(header_.hash_block_size)});
 }
 
-std::optional<bool> ReportedDecisions::request_finished(const std::string& name) {
+std::optional<bool> ReportedDecisions::request_finished(const std::string& name,
+                                                        std::optional<BlocksPerGroup> blocks) {
   const RequestId* id = find(name);
   if (id == nullptr) return std::nullopt;
+  if (blocks) at(*id).table = std::move(*blocks);
   const bool keeps = connector_->request_finished(*id, at(*id).name);
   at(*id).is_sending = at(*id).is_sending || keeps;
   return keeps;
@@ -98,12 +101,38 @@ std::vector<RequestId> ReportedDecisions::ids_of(std::string_view key,
 Result<RequestId> ReportedDecisions::add_request(RequestSpec request) {
   LS_RETURN_IF_ERROR(reporter_->add(request));
   const RequestId id = give_id();
+  std::optional<KnownTokens> known;
+  if (connector_ != nullptr && header_.options.config.enable_prefix_caching)
+    extend_keys(known.emplace(
+        KnownTokens{TokenSequence(request.prompt), request.cache_salt, request.keys}));
   live_[request.name] = id;
   Request& added = at(id);
-  added = {.name = std::move(request.name), .num_tokens = request.prompt.size(), .is_live = true};
+  added = {.name = std::move(request.name),
+           .num_tokens = request.prompt.size(),
+           .is_live = true,
+           .known = std::move(known)};
   for (const PromptItem& item : request.keys.mm) added.item_rows.push_back(item.num_rows());
   waiting_.push_back(id);
   return id;
+}
+
+// With a connector the engine has no hash lookahead (beside_connector()).
+void ReportedDecisions::extend_keys(KnownTokens& known) const {
+  const HashRule rule{.hash_block_size = static_cast<std::int32_t>(header_.hash_block_size)};
+  known.hashes.extend(rule, known.tokens, known.cache_salt, known.keys);
+}
+
+// An engine may drop sampled tokens, but only the last ones of an output, or all of them.
+void ReportedDecisions::take_tokens(RequestId id, std::int64_t num_tokens,
+                                    const std::vector<RecordedTokens>& sampled) {
+  Request& request = at(id);
+  request.num_tokens = num_tokens;
+  if (!request.known) return;
+  const auto row = std::ranges::find(sampled, request.name, &RecordedTokens::id);
+  if (row == sampled.end()) return;
+  for (const std::int32_t token : row->tokens)
+    if (request.known->tokens.size() < num_tokens) request.known->tokens.append(token);
+  extend_keys(*request.known);
 }
 
 void ReportedDecisions::leave(RequestId id) {
@@ -118,10 +147,13 @@ void ReportedDecisions::leave(RequestId id) {
   std::erase(running_, id);
   std::erase(waiting_, id);
   std::erase_if(skipped_, [&](const SkippedRequest& request) { return request.id == id; });
+  free_if_over(id);
 }
 
-// An id is free once the end is reported and no transfer names it.
+// An id is free once the end is reported and no transfer names it. The blocks are free at once: a
+// host tier must not store them.
 void ReportedDecisions::free_if_over(RequestId id) {
+  if (!at(id).is_live && !at(id).is_held()) at(id).table.clear();
   if (!at(id).is_reported) return;
   if (at(id).is_held()) {
     held_[at(id).name] = id;
@@ -139,6 +171,8 @@ void ReportedDecisions::abort_request(RequestId request) {
 
 bool ReportedDecisions::reset_prefix_cache(bool preempts_running) {
   const auto succeeded = reporter_->reset_prefix_cache(preempts_running, step_);
+  if (preempts_running)
+    for (const RequestId id : running_) at(id).table.clear();
   if (succeeded) take_state();
   return succeeded.value_or(false);
 }
@@ -367,7 +401,8 @@ std::span<const StoppedRequest> ReportedDecisions::update_from_output(const Mode
   StepReporter::TokenCounts counts;
   if (!reporter_->update(reported, step_, counts)) return stopped_;
   for (const auto& [name, num_tokens] : counts.num_tokens)
-    for (const RequestId id : ids_of("num_tokens", {name})) at(id).num_tokens = num_tokens;
+    for (const RequestId id : ids_of("num_tokens", {name}))
+      take_tokens(id, num_tokens, reported.sampled);
   for (const RecordedStopped& row : step_.stopped) {
     const auto reason = from_name<FinishReason>(row.reason);
     const auto live = live_.find(row.id);
@@ -391,6 +426,11 @@ std::vector<HeldRequest> ReportedDecisions::held() const {
     if (const Request& request = at(RequestId{i}); request.is_held())
       held.push_back({.id = RequestId{i}, .is_loading = request.is_loading});
   return held;
+}
+
+std::span<const BlockKey> ReportedDecisions::block_keys(RequestId request) const {
+  const std::optional<KnownTokens>& known = at(request).known;
+  return known ? known->hashes.keys() : std::span<const BlockKey>();
 }
 
 std::span<const BlockId> ReportedDecisions::block_table(RequestId request,

@@ -5,10 +5,11 @@
 // (1) A decision is passed on unchanged; the audit checks it. Only a name that no request has, or
 //     an end that no request reached, ends the run as a failure of the reporter.
 // (2) A RequestId names one request until its end is reported and no transfer names it.
-// (3) A name belongs to the live request, else to the one that finished last, else to one whose
+// (3) Block keys are the model's, over the prompt and the tokens that the engine accepted.
+// (4) A name belongs to the live request, else to the one that finished last, else to one whose
 //     blocks a transfer keeps: find().
 //
-// Not here: block keys, reference counts and all else that only the model has of itself.
+// Not here: reference counts and all else that only the model has of itself.
 #pragma once
 
 #include <cstdint>
@@ -25,6 +26,7 @@
 
 #include "base/ids.h"
 #include "base/result.h"
+#include "reference/cache/block_hash.h"
 #include "reference/schedule/decision_source.h"
 #include "traces/formats/recording.h"
 
@@ -38,8 +40,10 @@ class ConnectorQueries {
   // Returns the tokens that the connector can load after the local hit.
   virtual std::optional<ExternalHit> matched_tokens(const std::string& name,
                                                     std::int32_t num_local_tokens) = 0;
-  // True if the connector keeps the blocks of a finished request.
-  virtual std::optional<bool> request_finished(const std::string& name) = 0;
+  // True if the connector keeps the blocks of a finished request. `blocks`: those that it still
+  // has; absent: as reported last.
+  virtual std::optional<bool> request_finished(const std::string& name,
+                                               std::optional<BlocksPerGroup> blocks) = 0;
   virtual bool allocated(const std::string& name, std::span<const BlockId> blocks,
                          std::int32_t num_external_tokens) = 0;
 };
@@ -95,16 +99,25 @@ class ReportedDecisions : public DecisionSource, public ConnectorQueries {
   std::span<const BlockId> block_table(RequestId request, std::int32_t group) const override;
   std::int64_t scheduler_block_size() const override { return header_.scheduler_block_size; }
   std::int64_t hash_block_size() const override { return header_.hash_block_size; }
+  std::span<const BlockKey> block_keys(RequestId request) const override;
   const EngineFailure* failure() const override { return reporter_->failure(); }
   bool has_profile() const override { return header_.engine.name == "vllm"; }
 
   std::optional<ExternalHit> matched_tokens(const std::string& name,
                                             std::int32_t num_local_tokens) override;
-  std::optional<bool> request_finished(const std::string& name) override;
+  std::optional<bool> request_finished(const std::string& name,
+                                       std::optional<BlocksPerGroup> blocks) override;
   bool allocated(const std::string& name, std::span<const BlockId> blocks,
                  std::int32_t num_external_tokens) override;
 
  private:
+  // The tokens of a request and their keys: a connector's tier finds blocks by them.
+  struct KnownTokens {
+    TokenSequence tokens;
+    std::string cache_salt;
+    RequestKeys keys;
+    BlockHashChain hashes{};
+  };
   // A request as the reports describe it.
   struct Request {
     std::string name;
@@ -117,6 +130,7 @@ class ReportedDecisions : public DecisionSource, public ConnectorQueries {
     bool is_sending = false;                // true if a connector keeps its blocks
     bool is_loading = false;                // true if a connector loads into its blocks
     bool has_received = false;  // true if its load has completed and it has not run since
+    std::optional<KnownTokens> known = std::nullopt;  // absent without a connector
     bool is_held() const { return !is_live && (is_sending || is_loading); }
   };
   struct InFlight {
@@ -128,7 +142,7 @@ class ReportedDecisions : public DecisionSource, public ConnectorQueries {
   const Request& at(RequestId id) const { return requests_[id]; }
   // Returns an unused id; ids that were freed first are reused first.
   RequestId give_id();
-  // Returns the request of that name: invariant (3). Null: none.
+  // Returns the request of that name: invariant (4). Null: none.
   const RequestId* find(const std::string& name) const;
   // Returns the ids of the names. An unknown name is a failure of the reporter and is left out.
   std::vector<RequestId> ids_of(std::string_view key, const std::vector<std::string>& names);
@@ -143,6 +157,10 @@ class ReportedDecisions : public DecisionSource, public ConnectorQueries {
   void take_transfers();
   void take_finished();
   void take_report(const KVConnectorOutput& report, RecordedStep& output);
+  // Sets the number of the request's tokens, of which the last are the first of `sampled`.
+  void take_tokens(RequestId id, std::int64_t num_tokens,
+                   const std::vector<RecordedTokens>& sampled);
+  void extend_keys(KnownTokens& known) const;
 
   std::unique_ptr<StepReporter> reporter_;
   RecordingHeader header_;

@@ -1,5 +1,6 @@
 // `--decisions` as a command, with an engine of a hundred lines: fuzzing finds its defects, shrinks
 // them and saves them as recordings; a known finding is reported as new after its last day.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -250,6 +251,56 @@ TEST(Decisions, ReplayRunsABackendBelowThemAndTellsThatTheEngineFailed) {
       << failed.out;
 }
 
+// The number after a key of a result.
+std::string number_of(const std::string& json, const std::string& key) {
+  const std::size_t begin = json.find("\"" + key + "\":") + key.size() + 3;
+  return json.substr(begin, json.find(',', begin) - begin);
+}
+
+// The pool is too small for the prompts, so the second request of each prompt loads from the tier.
+TEST(Decisions, MeetAHostTierThatStoresAndLoads) {
+  std::string trace = R"({"lockstep_trace":1,"time":"ns","source":{"kind":"test","name":""}})"
+                      "\n";
+  for (int i = 0; i < 12; ++i)
+    trace += fmt::format(R"({{"id":"r{}","t":{},"prompt":[[{},160]],"output":{{"length":9}}}})"
+                         "\n",
+                         i, i * 1'000'000'000LL, i % 4 + 1);
+  const std::string path = temporary_path("tier.jsonl");
+  write_text(path, trace + R"({"end":true,"records":12})"
+                           "\n");
+  for (const std::string backend : {"none", "simt"}) {
+    const std::string theirs = temporary_path(backend + "-theirs.json"),
+                      ours = temporary_path(backend + "-ours.json");
+    const std::vector<std::string> replay = {"replay",
+                                             path,
+                                             "--backend",
+                                             backend,
+                                             "--engine",
+                                             "vllm-0.22.1",
+                                             "--num-blocks",
+                                             "24",
+                                             "--connector",
+                                             "host",
+                                             "--host-blocks",
+                                             "60",
+                                             "--transfer-delay",
+                                             "1",
+                                             "--no-async-scheduling",
+                                             "--json"};
+    auto here = replay, there = replay;
+    here.push_back(ours);
+    there.insert(there.end(), {theirs, "--decisions", LOCKSTEP_BINARY_DIR "/model_engine"});
+    EXPECT_EQ(run_lockstep(here).status, 0) << backend;
+    const Outcome run = run_lockstep(there);
+    EXPECT_EQ(run.status, 0) << backend << run.out << run.err;
+    for (const std::string key : {"blocks_loaded", "blocks_stored", "host_evictions"}) {
+      const std::string count = number_of(read_text(theirs), key);
+      EXPECT_NE(count, "0") << backend << " " << key;
+      EXPECT_EQ(count, number_of(read_text(ours), key)) << backend << " " << key;
+    }
+  }
+}
+
 // Loads of several groups fail by request. The model in another process ends the same requests.
 TEST(Decisions, AreNotifiedOfLoadsThatFailAsAWhole) {
   const Outcome run = run_lockstep(
@@ -272,17 +323,6 @@ TEST(Decisions, OfHiSparseAreRefused) {
   EXPECT_NE(run.err.find("the scheduler protocol has no messages about its pages"),
             std::string::npos)
       << run.err;
-}
-
-TEST(Decisions, OverAHostTierAreRefusedWithAndWithoutABackend) {
-  for (const char* backend : {"none", "simt"}) {
-    const Outcome run =
-        run_lockstep({"replay", kSample, "--engine", "vllm-0.22.1", "--connector", "host",
-                      "--backend", backend, "--decisions", LOCKSTEP_BINARY_DIR "/model_engine"});
-    EXPECT_EQ(run.status, 2) << backend << run.out;
-    EXPECT_NE(run.err.find("a host tier with an engine that decides"), std::string::npos)
-        << run.err;
-  }
 }
 
 TEST(Decisions, OfNoEngineAreRefused) {

@@ -57,8 +57,15 @@ class AskingConnector final : public KVConnector {
     for (const BlockId block : blocks) out_.integer(index_of(block));
     answer(out_.end_array().end_array().end_object());
   }
-  bool request_finished(RequestId, std::string_view name) override {
-    answer(out_.begin_object().string("ask", "finished").string("id", name).end_object());
+  bool request_finished(RequestId request, std::string_view name) override {
+    out_.begin_object().string("ask", "finished").string("id", name).key("blocks").begin_array();
+    for (std::int32_t group = 0; group < num_groups_; ++group) {
+      out_.begin_array();
+      for (const BlockId block : scheduler_->block_table(request, group))
+        out_.integer(index_of(block));
+      out_.end_array();
+    }
+    answer(out_.end_array().end_object());
     JsonReader json("answer");
     JsonObject said = read_answer(json);
     return said.required("keeps").boolean();
@@ -66,11 +73,17 @@ class AskingConnector final : public KVConnector {
   KVConnectorTraits traits() const override { return {.requires_kv_delivery = delivers_}; }
   void require_delivery(bool delivers) { delivers_ = delivers; }
   void know(RequestId id, std::string name) { names_[id] = std::move(name); }
+  void serve(const Scheduler& scheduler, std::size_t num_groups) {
+    scheduler_ = &scheduler;
+    num_groups_ = static_cast<std::int32_t>(num_groups);
+  }
 
  private:
   JsonWriter out_;
   bool delivers_ = false;
   std::map<RequestId, std::string> names_;
+  const Scheduler* scheduler_ = nullptr;
+  std::int32_t num_groups_ = 0;
 };
 
 using Rows = std::vector<std::pair<RequestId, std::string>>;
@@ -181,6 +194,7 @@ class Engine {
     auto made = Scheduler::create(config, groups, num_blocks, transfer);
     if (!made) return refuse(made.error().message);
     scheduler_ = std::make_unique<Scheduler>(std::move(*made));
+    connector_->serve(*scheduler_, groups.size());
     out_.begin_object().key("opened").begin_object();
     out_.integer("scheduler_block_size", scheduler_->scheduler_block_size());
     out_.integer("hash_block_size", scheduler_->hash_block_size()).end_object();

@@ -5,6 +5,7 @@
 #include "base/json_writer.h"
 #include "reference/plan/limits.h"
 #include "traces/formats/lines_json.h"
+#include "traces/formats/recording_fields.h"
 #include "traces/formats/spec_json.h"
 
 namespace lockstep {
@@ -176,6 +177,8 @@ ConnectorLine read_connector_line(JsonObject& object, const RecordingHeader& hea
     line.id = read_id(object);
     if (line.kind == Kind::matched_tokens)
       line.tokens = object.required("local").integer<std::int32_t>(0, kTokensMax);
+    else if (auto blocks = object.optional("blocks"))
+      BlockLists{header}.read(blocks, line.kept.emplace());
     return line;
   }
   constexpr JsonWord<Kind> kTold[] = {{"allocated", Kind::allocated}};

@@ -80,6 +80,8 @@ struct ConnectorLine {
   std::int32_t tokens = 0;
   // allocated: blocks of the first group, as KVConnector::update_state_after_alloc() takes them.
   std::vector<BlockId> blocks;
+  // finished: the blocks that the request still has. Absent: as reported last.
+  std::optional<BlocksPerGroup> kept;
 };
 ConnectorLine read_connector_line(JsonObject& object, const RecordingHeader& header);
 

@@ -48,9 +48,12 @@ class AskingConnectorOfOneGroup(KVConnectorBase_V1):
     def build_connector_meta(self, _: Any) -> KVConnectorMetadata:
         return KVConnectorMetadata()
 
-    def request_finished(self, request: Any, _: Any) -> tuple[bool, None]:
+    def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, None]:
+        return self._finished(request, (block_ids,))
+
+    def _finished(self, request: Any, blocks: Any) -> tuple[bool, None]:
         name = request.request_id
-        keeps = self.client.finished(name)
+        keeps = self.client.finished(name, blocks)
         if keeps:
             self.held.append(name)
         return keeps, None
@@ -67,4 +70,4 @@ class AskingConnector(AskingConnectorOfOneGroup, SupportsHMA):
     """The same for hybrids."""
 
     def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, None]:
-        return self.request_finished(request, block_ids)
+        return self._finished(request, block_ids)
