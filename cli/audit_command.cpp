@@ -12,6 +12,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -159,6 +160,12 @@ std::vector<std::string> not_checked_of(const AuditTotals& totals) {
   if (totals.skipped > 0)
     not_checked.push_back(
         fmt::format("{} that the audit does not follow", counted(totals.skipped, "recording")));
+  std::map<std::string, std::int64_t> num_files;
+  for (const AuditFile& file : totals.files)
+    for (const std::string& what : file.not_checked) ++num_files[what];
+  for (const auto& [what, count] : num_files)
+    not_checked.push_back(count == 1 ? what
+                                     : fmt::format("{} ({})", what, counted(count, "recording")));
   return not_checked;
 }
 

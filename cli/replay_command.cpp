@@ -176,7 +176,8 @@ std::string followed_text(const RunSummary& summary, const RecordingAudit& audit
 
 std::string violation_text(const RunSummary& summary) {
   const CheckFailure& found = *summary.violation;
-  return fmt::format("Verdict: {} in step {}{}\n  {}\n", found.check, found.step,
+  return fmt::format("Verdict: {}{}{}\n  {}\n", found.check,
+                     found.step < 0 ? "" : fmt::format(" in step {}", found.step),
                      found.request.empty() ? "" : ", request " + found.request, found.what);
 }
 

@@ -14,7 +14,8 @@ namespace lockstep {
 
 RuleGroup group_of(AuditRule rule) {
   const bool is_policy = rule == AuditRule::hits || rule == AuditRule::victim ||
-                         rule == AuditRule::standstill || rule == AuditRule::limits;
+                         rule == AuditRule::standstill || rule == AuditRule::limits ||
+                         rule == AuditRule::excess_blocks;
   return is_policy ? RuleGroup::policy : RuleGroup::memory;
 }
 
@@ -46,6 +47,8 @@ std::vector<AuditFinding> Auditor::take_findings() { return steps_->take_finding
 std::int64_t Auditor::reads_checked() const { return steps_->reads_checked(); }
 
 const HitTotals& Auditor::hits() const { return steps_->hits(); }
+
+std::vector<std::string> Auditor::not_checked() const { return steps_->not_checked(); }
 
 static bool has_roles(const RecordingHeader& header) {
   return std::ranges::any_of(header.groups,
@@ -105,6 +108,7 @@ static Result<AuditFile> audit_steps(const std::string& path, const RecordingHea
   }
   file.reads_checked = auditor.reads_checked();
   file.hits = auditor.hits();
+  file.not_checked = auditor.not_checked();
   take();
   return file;
 }

@@ -42,11 +42,13 @@ enum class AuditRule : std::uint8_t {
   draft_read,        // a hit ends where the draft model's next tokens are the same
   zeroing,           // a new block of attention next to states is zeroed
   sampled,           // a token is sampled where the rows allow one; an end has its reason
-  queues,            // a live request is in one queue; its end is reported
+  queues,            // a live request is in one queue; its end is reported, once
+  starts,            // a row is new or resumed where the worker has no blocks of its request
   planned_blocks,    // a request holds no more states than the pool is planned for
   draft_slots,       // a table has slots for the drafts after a step
   cache_events,      // an event has the tokens, parent, group and keys of the block it describes
   hits,              // content in the pool is hit, unless a reason prevents it
+  forbidden_hit,     // a hit is content since the last reset, of a request that reads the cache
   drafts,            // a row verifies the drafts that were proposed for it
   stale_output,      // only the request that computed an output receives it
   victim,            // under policy `priority`, the least important request is preempted
@@ -63,7 +65,8 @@ enum class AuditRule : std::uint8_t {
 };
 
 // Rules about memory: what is read, written, held and delivered. Rules about policy, which a team
-// may change on purpose: which requests run, and how many (hits, victim, standstill, limits).
+// may change on purpose: which requests run, how many, and with how many blocks (hits, victim,
+// standstill, limits, excess_blocks).
 enum class RuleGroup : std::uint8_t { memory, policy };
 RuleGroup group_of(AuditRule rule);
 enum class AuditedRules : std::uint8_t { all, memory };
@@ -144,6 +147,8 @@ class Auditor {
   std::vector<AuditFinding> take_findings();  // `file` is empty
   std::int64_t reads_checked() const;         // slots and states
   const HitTotals& hits() const;
+  // What the recording does not have, after its end: one line per rule that was not checked.
+  std::vector<std::string> not_checked() const;
 
  private:
   std::unique_ptr<AuditSteps> steps_;
@@ -158,9 +163,10 @@ struct AuditFile {
   std::int64_t steps = 0;
   std::int64_t reads_checked = 0;
   HitTotals hits;
-  std::string skipped;        // why it was not audited
-  bool has_sessions = false;  // which no run follows
-  std::string cut_off{};      // as cut_off_text()
+  std::string skipped;                     // why it was not audited
+  bool has_sessions = false;               // which no run follows
+  std::string cut_off{};                   // as cut_off_text()
+  std::vector<std::string> not_checked{};  // as Auditor::not_checked()
   std::vector<AuditFinding> findings;
 };
 

@@ -62,6 +62,7 @@ AuditSetup::AuditSetup(const RecordingHeader& header, AuditScope scope_of, Audit
       hash_lookahead(hash_lookahead_of(header, profile)),
       drops_last_block(config.spec_method == SpecMethod::eagle && hash_lookahead == 0),
       hash_block_size(static_cast<std::int32_t>(std::max<std::int64_t>(1, header.hash_block_size))),
+      scheduler_block_size(header.scheduler_block_size),
       hit_alignment(static_cast<std::int32_t>(std::max<std::int64_t>(1, hit_alignment_of(header)))),
       draft_slots(draft_slots_of(config)) {
   for (const KVCacheGroupSpec& group : groups) {

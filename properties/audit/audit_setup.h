@@ -199,6 +199,7 @@ struct AuditSetup {
   std::int32_t hash_lookahead = 0;
   bool drops_last_block = false;  // EAGLE without hashes that look ahead
   std::int32_t hash_block_size = 1;
+  std::int64_t scheduler_block_size = 1;
   std::int32_t hit_alignment = 1;  // hits end at multiples of it
   // Slots after the tokens of a step that the draft model writes: one per draft of EAGLE, MTP and
   // draft models; n-grams need none (vllm/config/speculative.py, v1/core/sched/scheduler.py).

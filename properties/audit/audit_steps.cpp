@@ -40,6 +40,15 @@ const HitTotals& AuditSteps::hits() const {
   return hits_ ? hits_->totals() : kNone;
 }
 
+std::vector<std::string> AuditSteps::not_checked() const {
+  std::vector<std::string> not_checked;
+  if (!outputs_.shows_queues())
+    not_checked.emplace_back("the queue of each request: the recording does not list its queues");
+  if (!blocks_.adds_up_blocks())
+    not_checked.emplace_back("lost blocks: no step shows all blocks that are held and free");
+  return not_checked;
+}
+
 void AuditSteps::step(const RecordedStep& step) {
   core_.findings.begin_step(step.step);
   const std::int64_t last_output_before = core_.last_output;
@@ -56,6 +65,8 @@ void AuditSteps::step(const RecordedStep& step) {
   for (const RecordedScheduled& scheduled : step.scheduled)
     if (auto row = make_row(step, scheduled)) rows.push_back(std::move(*row));
   for (const KVCacheBlockCopy& copy : step.copies) core_.pool.copy(copy.from, copy.to);
+  if (hits_)
+    for (const AuditRow& row : rows) hits_->check_allowed(row);
   transfers_.step(step);
   if (policy_) policy_->check_adapters(step);
   const std::int64_t num_encoded = inputs_.run_encoder(step);
@@ -83,10 +94,13 @@ void AuditSteps::step(const RecordedStep& step) {
 void AuditSteps::end(const RecordingEnd& end) {
   core_.findings.begin_step(-1);
   blocks_.end();
+  outputs_.end();
   for (const std::string& name : end.unfinished)
     if (core_.requests.find(name) == nullptr)
-      core_.findings.report(AuditRule::recording, name,
-                            "never finished by the end line, and not live");
+      core_.findings.report(
+          AuditRule::recording, name,
+          fmt::format("the end line lists {} as unfinished, but no live request has this name",
+                      name));
   if (!end.failed_check.empty())
     core_.findings.report(AuditRule::recording, {},
                           fmt::format("the run ended after the last step by {}: {}",
@@ -106,7 +120,7 @@ void AuditSteps::take_event(const RecordedStep& step, const RecordedEvent& event
   if (policy_) policy_->begin(event);
   if (event.kind == Kind::output) core_.last_output = event.output_of_step;
   if (event.resets_running) reset_running();
-  if (hits_) hits_->begin(event);
+  if (hits_) hits_->begin(event, first_step);
   inputs_.begin(event);
   if (event.kind == Kind::chunk || event.kind == Kind::close) sessions_.begin(event);
   AuditRequest* const same =
@@ -166,6 +180,28 @@ void AuditSteps::preempt(const RecordedStep& step) {
   }
 }
 
+// A request is new to the worker in its first row, when it is resumed after a preemption or a
+// reset, and with each chunk of a session.
+void AuditSteps::check_start(const RecordedScheduled& scheduled, const AuditRequest& request,
+                             bool is_first) {
+  const auto report = [&](AuditRule rule, std::string what) {
+    core_.findings.report(rule, request.name, std::move(what));
+  };
+  if (!scheduled.is_new && !request.running && request.preempted_in >= 0)
+    report(AuditRule::handed_out,
+           fmt::format("was preempted in step {} and is handed over like one that runs: the worker "
+                       "appends to the blocks that it had",
+                       request.preempted_in));
+  else if (!scheduled.is_new && !request.running)
+    report(AuditRule::starts, "its row is not new, and the worker has no blocks of it");
+  else if (scheduled.is_new && request.running)
+    report(AuditRule::starts, "its row is new, and it runs: no step reports that it was preempted");
+  else if (scheduled.resumed && is_first)
+    report(AuditRule::starts, "its first row is resumed: the worker never had it");
+  else if (scheduled.is_new && !scheduled.resumed && !is_first && !request.is_between_chunks)
+    report(AuditRule::starts, "was preempted, and its row is new without being resumed");
+}
+
 std::optional<AuditRow> AuditSteps::make_row(const RecordedStep& step,
                                              const RecordedScheduled& scheduled) {
   FindingList& findings = core_.findings;
@@ -175,18 +211,14 @@ std::optional<AuditRow> AuditSteps::make_row(const RecordedStep& step,
     return {};
   }
   AuditRequest& request = *live;
-  if (std::exchange(scheduled_in_[request], step.step) == step.step) {
+  const std::int64_t scheduled_before = std::exchange(scheduled_in_[request], step.step);
+  if (scheduled_before == step.step) {
     findings.report(AuditRule::scheduled_tokens, request.name, "scheduled twice in one step");
     return {};
   }
   outputs_.check_limit(request);
   inputs_.check_grammar(request);
-  if (!scheduled.is_new && !request.running && request.preempted_in >= 0)
-    findings.report(
-        AuditRule::handed_out, request.name,
-        fmt::format("was preempted in step {} and is handed over like one that runs: the worker "
-                    "appends to the blocks that it had",
-                    request.preempted_in));
+  check_start(scheduled, request, scheduled_before < 0);
   const bool was_loaded = request.transfer == Transfer::loaded;
   const bool was_running = request.running && !scheduled.is_new;
   const bool is_session_again = request.is_between_chunks;
@@ -228,7 +260,8 @@ std::optional<AuditRow> AuditSteps::make_row(const RecordedStep& step,
 // The worker receives the request's blocks. A new request starts after its hit and its load.
 void AuditSteps::fill_table(const RecordedStep& step, const RecordedScheduled& scheduled,
                             AuditRequest& request) {
-  const std::int32_t hit = KvTransferLedger::num_hit(step, scheduled, request);
+  const std::int32_t hit = transfers_.num_hit(step, scheduled, request);
+  const std::int32_t loaded_to = KvTransferLedger::loaded_to(step, scheduled);
   if (scheduled.is_new) {
     const bool is_session_again = std::exchange(request.is_between_chunks, false);
     request.computed = scheduled.computed;
@@ -245,8 +278,8 @@ void AuditSteps::fill_table(const RecordedStep& step, const RecordedScheduled& s
   for (std::size_t g = 0; g < core_.setup.groups.size() && !blocks_.tells_copies(); ++g)
     if (is_state(core_.setup.groups[g].spec) && hit % core_.setup.block_sizes[g] != 0)
       transfers_.load_states(request, g, hit - 1, hit, {});
-  if (hit < scheduled.computed)
-    transfers_.load(request, hit, scheduled.computed,
+  if (hit < loaded_to)
+    transfers_.load(request, hit, loaded_to,
                     step.worker ? std::span<const BlockId>(step.worker->invalid_blocks)
                                 : std::span<const BlockId>());
 }

@@ -31,6 +31,7 @@ class AuditSteps {
   std::vector<AuditFinding> take_findings() { return core_.findings.take(); }
   std::int64_t reads_checked() const { return core_.num_reads; }
   const HitTotals& hits() const;
+  std::vector<std::string> not_checked() const;
 
  private:
   void take_events(const RecordedStep& step, const std::vector<RecordedEvent>& events);
@@ -38,6 +39,7 @@ class AuditSteps {
   void add(const RecordedEvent& event, std::int64_t first_step);
   void reset_running();
   void preempt(const RecordedStep& step);
+  void check_start(const RecordedScheduled& scheduled, const AuditRequest& request, bool is_first);
   std::optional<AuditRow> make_row(const RecordedStep& step, const RecordedScheduled& scheduled);
   void fill_table(const RecordedStep& step, const RecordedScheduled& scheduled,
                   AuditRequest& request);

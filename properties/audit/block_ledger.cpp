@@ -359,7 +359,12 @@ std::string BlockLedger::lost_text(const Leak& leak) const {
 // its window before the accepted drafts are known, and a recording does not show when: the engine's
 // count lies between the two.
 void BlockLedger::check_conservation(const RecordedStep& step) {
-  if (!step.running.empty() && !step.tables) return;
+  lists_running_ = lists_running_ || !step.running.empty();
+  const bool is_idle = step.running.empty() &&
+                       (lists_running_ || std::ranges::none_of(requests_, [](const auto& of) {
+                          return of.second.running;
+                        }));
+  if (!is_idle && !step.tables) return;
   // The blocks that a waiting session has released before its window are not shown.
   const bool waits =
       std::ranges::any_of(requests_, [](const auto& of) { return of.second.is_between_chunks; });
@@ -368,6 +373,7 @@ void BlockLedger::check_conservation(const RecordedStep& step) {
         return keeps_all_tokens(group.spec);
       }))
     return;
+  adds_up_blocks_ = adds_up_blocks_ || !in_use_.empty();
   const std::vector<BlockId> kept = kept_by_transfers(false);
   const std::int64_t num_sinks = num_sink_blocks(setup_.groups);
   const auto total_of = [&](const std::vector<BlockId>& held) {
@@ -382,7 +388,7 @@ void BlockLedger::check_conservation(const RecordedStep& step) {
   const auto is_new_total = [&](std::int64_t total) {
     return std::exchange(odd_total_, total) != total;
   };
-  if (step.running.empty()) {
+  if (is_idle) {
     if (adds_up(kept))
       in_use_ = kept;
     else if (is_new_total(total_of(kept)))

@@ -40,6 +40,8 @@ class BlockLedger : Ledger {
   void check_shown_tables(const RecordedStep& step);
   // At the end of a recording: blocks that were allocated again were not lost.
   void end();
+  // False: no step showed all holders of blocks, with the free blocks.
+  bool adds_up_blocks() const { return adds_up_blocks_ || in_use_.empty(); }
 
   // A request is new to the worker: it gets an empty table. `keeps_table`: it continues a session.
   // Requires: its transfer is still what it was before the step.
@@ -76,9 +78,7 @@ class BlockLedger : Ledger {
   }
   // False: a recording leaves out the copy of a block that a hit ends in.
   bool tells_copies() const { return tells_copies_; }
-  bool is_zeroed_now(BlockId block) const {
-    return std::ranges::binary_search(zeroed_now_, block);
-  }
+  bool is_zeroed_now(BlockId block) const { return std::ranges::binary_search(zeroed_now_, block); }
 
  private:
   struct Held {
@@ -120,8 +120,10 @@ class BlockLedger : Ledger {
   std::vector<BlockId> fresh_;       // of these, in no table yet
   std::int64_t num_copied_ = 0;      // ends of copies that may not have run
   std::int64_t num_copied_before_ = 0;
-  std::int64_t in_flight_max_ = 0;      // steps without output when another one was decided
-  std::int64_t odd_total_ = -1;         // of blocks held and free, when it was last reported
+  std::int64_t in_flight_max_ = 0;  // steps without output when another one was decided
+  std::int64_t odd_total_ = -1;     // of blocks held and free, when it was last reported
+  bool lists_running_ = false;      // a step has shown a running request
+  bool adds_up_blocks_ = false;
   std::vector<BlockId> in_use_;         // held when the total was last right, or allocated since
   std::set<std::int32_t> starts_over_;  // requests, by index
   std::vector<Leak> leaks_;

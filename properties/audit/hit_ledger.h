@@ -7,6 +7,9 @@
 // (2) Every token that was in the pool is hit or lost for one reason: `there` is `hit` and the
 //     reasons before `evicted`.
 // (3) At most a twentieth of the tokens in the pool is lost for no reason (hits).
+// (4) A hit has no block that was allocated before the last reset. A request that does not read the
+//     prefix cache hits nothing, and neither does any request while prefix caching is off
+//     (forbidden_hit).
 //
 // Present without a KV connector only: there, hits come from elsewhere too.
 #pragma once
@@ -28,12 +31,12 @@ class HitLedger : Ledger {
   void begin(const AuditRequest& request, bool reads_cache) {
     reads_cache_.begin(request) = reads_cache;
   }
-  // Resets of the prefix cache.
-  void begin(const RecordedEvent& event) {
-    epoch_ += event.kind == RecordedEvent::Kind::reset_prefix_cache && event.reset_succeeded;
-  }
+  // Resets of the prefix cache. `first_step`: the first one that is decided after the event.
+  void begin(const RecordedEvent& event, std::int64_t first_step);
   // A new request starts after `hit` tokens.
   void step(const AuditRequest& request, std::int32_t hit);
+  // (4) After the copies of the step.
+  void check_allowed(const AuditRow& row) const;
   // (3)
   void end();
 
@@ -75,6 +78,8 @@ class HitLedger : Ledger {
   std::vector<std::unordered_map<std::uint64_t, Place>> places_;  // per group, by content
   std::vector<std::size_t> num_places_max_;  // per group, when unused entries are removed
   std::int64_t epoch_ = 0;                   // resets
+  std::int64_t reset_in_ = -1;               // step of the last reset
+  std::int64_t first_step_ = -1;             // first step after it
   HitTotals totals_;
   AuditFinding first_loss_;
 };

@@ -24,12 +24,22 @@ bool contains(std::span<const BlockId> blocks, BlockId block) {
 
 }  // namespace
 
-// A connector that loads within the step fills the blocks after the local hit.
+// A connector that loads within the step fills the blocks after the local hit. It is queried with
+// whole blocks of the hit; a hit that ends inside one is used if the load is not longer.
 std::int32_t KvTransferLedger::num_hit(const RecordedStep& step, const RecordedScheduled& row,
-                                       const AuditRequest& request) {
+                                       const AuditRequest& request) const {
   const RecordedConnectorAnswer* const answer = answer_of(step, row.id);
   if (request.transfer == Transfer::loaded || answer == nullptr) return row.computed;
-  return std::min(answer->local, row.computed);
+  const std::int32_t num_after = row.computed - answer->local;
+  const bool is_part =
+      num_after > answer->external.value_or(0) && num_after < setup_.scheduler_block_size;
+  return is_part ? row.computed : std::min(answer->local, row.computed);
+}
+
+std::int32_t KvTransferLedger::loaded_to(const RecordedStep& step, const RecordedScheduled& row) {
+  const RecordedConnectorAnswer* const answer = answer_of(step, row.id);
+  return answer == nullptr ? 0
+                           : std::min(answer->local + answer->external.value_or(0), row.computed);
 }
 
 void KvTransferLedger::load(const AuditRequest& request, std::int32_t first, std::int32_t last,

@@ -42,8 +42,10 @@ class KvTransferLedger : Ledger {
   void report_adrift(const RecordedStep& step, std::int64_t last);
 
   // Tokens of a scheduled request that were in its table before the step.
-  static std::int32_t num_hit(const RecordedStep& step, const RecordedScheduled& row,
-                              const AuditRequest& request);
+  std::int32_t num_hit(const RecordedStep& step, const RecordedScheduled& row,
+                       const AuditRequest& request) const;
+  // End of the tokens that the connector loads for it within the step; 0: none.
+  static std::int32_t loaded_to(const RecordedStep& step, const RecordedScheduled& row);
   // A load within the step fills positions [first, last), apart from invalid blocks.
   void load(const AuditRequest& request, std::int32_t first, std::int32_t last,
             std::span<const BlockId> invalid);

@@ -18,7 +18,8 @@ OutputLedger::OutputLedger(AuditCore& core, BlockLedger& blocks, const Recording
       checks_ends_(setup_.scope == AuditScope::whole_recording && setup_.profile != nullptr),
       lists_all_queues_(!header.connector &&
                         std::ranges::find(header.beyond_format, "live_check") ==
-                            header.beyond_format.end()) {}
+                            header.beyond_format.end()),
+      shows_queues_(setup_.scope != AuditScope::whole_recording) {}
 
 void OutputLedger::begin(const AuditRequest& request, const RecordedEvent& event,
                          std::int64_t first_step) {
@@ -34,6 +35,9 @@ void OutputLedger::begin(const AuditRequest& request, const RecordedEvent& event
 bool OutputLedger::check_end(const std::string& name) {
   const bool is_of_another = expected_ends_.erase(name) > 0;
   const AuditRequest* request = requests_.find(name);
+  if (!is_of_another && (request == nullptr || request->has_left))
+    report(AuditRule::queues, name, "is reported finished, and no live request has this name",
+           "finished");
   if (request == nullptr || (is_of_another && !request->has_ended)) return false;
   if (checks_ends_ && !is_of_another && !request->has_ended && !request->has_left)
     report(AuditRule::queues, name,
@@ -72,9 +76,32 @@ std::vector<Queued> queued_in(const RecordedStep& step) {
 
 }  // namespace
 
-void OutputLedger::check_queues(const RecordedStep& step) const {
+void OutputLedger::check_known(const std::vector<std::string>& names,
+                               std::string_view queue) const {
+  for (const std::string& name : names)
+    if (const AuditRequest* request = requests_.find(name); request == nullptr || request->has_left)
+      report(AuditRule::queues, name,
+             fmt::format("is in the {} queue, and no live request has this name", queue),
+             "unknown");
+}
+
+void OutputLedger::report_unqueued() {
+  for (auto& [cause, finding] : std::exchange(unqueued_, {}))
+    findings_.add(std::move(finding), cause);
+}
+
+void OutputLedger::end() {
+  if (!has_scheduled_) report_unqueued();
+}
+
+void OutputLedger::check_queues(const RecordedStep& step) {
+  check_known(step.running, "running");
+  check_known(step.waiting, "waiting");
   if (!lists_all_queues_) return;
   const std::vector<Queued> queued = queued_in(step);
+  shows_queues_ = shows_queues_ || !queued.empty();
+  has_scheduled_ = has_scheduled_ || !step.scheduled.empty();
+  if (shows_queues_) report_unqueued();
   std::vector<Queued> repeated;
   for (std::size_t i = 1; i < queued.size(); ++i)
     if (queued[i].queue != nullptr && queued[i].name == queued[i - 1].name)
@@ -105,9 +132,18 @@ void OutputLedger::check_queues(const RecordedStep& step) const {
              "blocks",
              "waits");
     if (is_queued) continue;
-    report(AuditRule::queues, name,
-           fmt::format("has {} of its {} tokens computed and is in no queue: nothing runs it again",
-                       request.computed, request.tokens.size()));
+    AuditFinding finding{
+        .rule = AuditRule::queues,
+        .step = step_number(),
+        .request = name,
+        .what = fmt::format("has {} of its {} tokens computed and is in no queue: nothing runs it "
+                            "again",
+                            request.computed, request.tokens.size())};
+    std::string cause = findings_.cause_of(finding.rule, name, {});
+    if (shows_queues_)
+      findings_.add(std::move(finding), std::move(cause));
+    else
+      unqueued_.try_emplace(std::move(cause), std::move(finding));
   }
 }
 

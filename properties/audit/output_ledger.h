@@ -8,18 +8,21 @@
 //     (sampled).
 // (3) A row computes tokens that are known or drafted (scheduled_tokens). With an output that was
 //     not seen, the finding waits until the next output shows that it is missing.
-// (4) A live request is in one queue; its preemption and its end reach the worker and the client
-//     (queues).
+// (4) A live request is in one queue, and no other is in any; its preemption and its end reach the
+//     worker and the client, the end once (queues). A recording that lists no request in any queue
+//     does not list its queues.
 // (5) Outputs are received in the order of their steps, each once, and only by the request that
 //     computed them: none after its end, none that a preemption or a reset dropped, and none of
 //     its own is dropped without need (stale_output).
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <set>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -68,19 +71,24 @@ class OutputLedger : Ledger {
   // The row's samples become the request's.
   void accept(const RecordedStep& step, const AuditRow& row);
   // Rules about all requests of a step.
-  void check_queues(const RecordedStep& step) const;
+  void check_queues(const RecordedStep& step);
   void check_unscheduled_samples(const RecordedStep& step) const;
   // Outputs were received.
   void end(const RecordedStep& step, std::int64_t last_output_before);
   void check_stopped(const RecordedStopped& stopped, const AuditRequest& request) const;
   // Reports (3) once outputs up to step `last` are received.
   void report_unheard(std::int64_t last);
+  // At the end of a recording.
+  void end();
+  bool shows_queues() const { return shows_queues_ || unqueued_.empty(); }
 
  private:
   struct Unheard {
     AuditFinding finding;
     std::int64_t step = -1;  // whose output was not seen
   };
+  void check_known(const std::vector<std::string>& names, std::string_view queue) const;
+  void report_unqueued();
   void withdraw(AuditRequest& request, std::size_t index, const std::string& why);
   void take_stale(const RecordedStep& step, const RecordedStaleOutput& output,
                   AuditRequest& request);
@@ -91,6 +99,9 @@ class OutputLedger : Ledger {
   PerRequest<Ends> ends_;
   std::set<std::string> expected_ends_;  // of requests whose name another request has
   std::vector<Unheard> unheard_;
+  bool shows_queues_;                             // a queue had a request
+  bool has_scheduled_ = false;                    // a request
+  std::map<std::string, AuditFinding> unqueued_;  // by cause, until a queue has a request
 };
 
 // Sessions: requests whose input arrives in chunks. A session that stops keeps its blocks and waits

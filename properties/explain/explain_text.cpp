@@ -366,8 +366,9 @@ std::string failure_text(const Explanation& explanation) {
   if (!outcome.failed())
     return wrapped("\n", fmt::format("The case does not fail: it is {}. {}", name_of(outcome.kind),
                                      outcome.what));
-  std::string text = fmt::format("\nHere it fails: {} ({}) in step {}\n", outcome.check,
-                                 name_of(outcome.kind), outcome.step);
+  std::string text =
+      fmt::format("\nHere it fails: {} ({}){}\n", outcome.check, name_of(outcome.kind),
+                  outcome.step < 0 ? "" : fmt::format(" in step {}", outcome.step));
   text += line("the rule", std::string(reason_of_check(outcome.check)));
   if (explanation.divergence) text += divergence_text(*explanation.divergence);
   text += findings_text(explanation);

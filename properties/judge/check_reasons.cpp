@@ -124,7 +124,10 @@ constexpr std::array kReasons = std::to_array<Reason>({
      "else is a wrong answer."},
     {"audit.queues",
      "A live request must be in one queue: from none it never runs again, and from two it runs "
-     "twice."},
+     "twice. The worker drops the row of a request when its end is reported, once."},
+    {"audit.starts",
+     "A worker gets all blocks of a request that is new or resumed, and only the added ones of one "
+     "that runs: it fails, or appends to another table, if the row says otherwise."},
     {"audit.planned_blocks",
      "A pool planned for a number of states per request has no more: another request's are "
      "missing, or its own."},
@@ -134,6 +137,9 @@ constexpr std::array kReasons = std::to_array<Reason>({
      "Routers see a prefix cache only through its events: what they rebuild from them must be what "
      "requests hit."},
     {"audit.hits", "Cached content that the policy allows is hit; otherwise it is computed again."},
+    {"audit.forbidden_hit",
+     "After a reset, content from before it is wrong: the weights may have changed. A request that "
+     "does not read the prefix cache computes all of its tokens."},
     {"audit.drafts",
      "A draft is verified after the tokens that it was proposed for, and dropped with them; "
      "otherwise the sampler accepts a token that was not proposed there."},

@@ -54,6 +54,27 @@ TEST(Verdicts, AnExplanationDrawsTheRecordedTables) {
   EXPECT_EQ(nlohmann::json::parse(read_text(json))["check"], "audit.draft_slots");
 }
 
+// Its finding comes after the last step. It lists no queue and no free blocks.
+TEST(Verdicts, ASmallRecordingNamesWhatItDoesNotList) {
+  const std::string path =
+      LOCKSTEP_SOURCE_DIR "/tests/properties/audit/cases/unfinished_after_its_end.jsonl";
+  const std::string what = "the end line lists r0 as unfinished, but no live request has this name";
+  for (const std::string command : {"audit", "replay", "explain"}) {
+    const Outcome run = run_lockstep({command, path});
+    EXPECT_EQ(run.status, 1) << run.err;
+    EXPECT_TRUE(has(run.out, what)) << run.out;
+    EXPECT_FALSE(has(run.out, "step -1")) << run.out;
+  }
+  const std::string json = temporary_path("small.json");
+  run_lockstep({"audit", path, "--json", json});
+  const auto result = nlohmann::json::parse(read_text(json));
+  EXPECT_EQ(result["findings"].size(), 1u);
+  EXPECT_EQ(result["not_checked"].at(3),
+            "lost blocks: no step shows all blocks that are held and free");
+  EXPECT_EQ(result["not_checked"].at(4),
+            "the queue of each request: the recording does not list its queues");
+}
+
 TEST(Verdicts, AShrunkRecordingKeepsItsFailureAndItsSubject) {
   const std::string smallest = temporary_path("no_slots.min.case.jsonl");
   const Outcome run = run_lockstep({"shrink", kParts, "-o", smallest});

@@ -46,7 +46,7 @@ const Damaged kDamaged[] = {
     {"two_of_one_name", "FILE:2: two live requests have the name r0",
      "step 0: two live requests have this name", "FILE:2: two live requests have the name r0"},
     {"prompt_beyond_the_model", "step 0: waiting: [\"r0\"] and not []",
-     "step -1: never finished by the end line, and not live", ""},
+     "step 0: is in the waiting queue, and no live request has this name", ""},
     {"group_of_cross_attention", "FILE:1: config.is_encoder_decoder", "",
      "FILE:1: cross attention (cross_attention) with prefix caching: "},
     {"group_of_encoder_only", kNotModelled, "", kNotModelled},

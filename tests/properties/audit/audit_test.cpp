@@ -227,6 +227,7 @@ TEST(Audit, OutputThatAResetDropsEndsNobody) {
     row = recording.steps[0].scheduled[i];
     row.tokens += row.computed;
     row.computed = 0;
+    row.resumed = true;
     for (std::size_t k = 0; k < 2; ++k) (*row.blocks)[0][k] = BlockId{blocks[i][k]};
   }
   recording.steps[1].free_blocks = 1;

@@ -137,6 +137,19 @@ TEST(AuditTransfers, ABlockThatALoadWithinTheStepDidNotFillIsComputed) {
   expect_first(recording, 1, "reads token 4 from slot 0 of block 2, which holds nothing");
 }
 
+// The connector has only the tokens of block 1, or none.
+TEST(AuditTransfers, ALoadWithinTheStepEndsWhereTheAnswerEnds) {
+  Recording recording = failed_load();
+  recording.steps[0].worker.reset();
+  recording.steps.resize(1);
+  recording.end.steps = 1;
+  EXPECT_TRUE(audit(recording).empty());
+  (*recording.steps[0].connector)[0].external = 4;
+  expect_first(recording, 0, "reads token 4 from slot 0 of block 2, which holds nothing");
+  (*recording.steps[0].connector)[0].external = 0;
+  expect_first(recording, 0, "reads token 0 from slot 0 of block 1, which holds nothing");
+}
+
 TEST(AuditTransfers, ABlockThatIsBeingSentIsHandedToNobody) {
   Recording recording = load_and_send();
   recording.steps[2].scheduled = {scheduled("b", 0, 4, {3})};

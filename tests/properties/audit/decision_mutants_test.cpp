@@ -197,6 +197,44 @@ std::vector<DecisionMutant> mutants() {
            }
          return false;
        }},
+      {"AResumedRequestIsNewOnly", "preemption", AuditRule::starts,
+       [](Steps& steps, std::size_t at) {
+         const auto row = std::ranges::find(steps[at].scheduled, true, &RecordedScheduled::resumed);
+         if (row == steps[at].scheduled.end()) return false;
+         row->resumed = false;
+         return true;
+       }},
+      {"AFirstRowIsResumed", "full_attention", AuditRule::starts,
+       [](Steps& steps, std::size_t at) {
+         const auto row = std::ranges::find(steps[at].scheduled, true, &RecordedScheduled::is_new);
+         if (row == steps[at].scheduled.end() || row->resumed) return false;
+         row->resumed = true;
+         return true;
+       }},
+      {"AnEndIsReportedAgain", "full_attention", AuditRule::queues,
+       [](Steps& steps, std::size_t at) {
+         if (steps[at].finished.empty() || at + 1 == steps.size()) return false;
+         steps[at + 1].finished.push_back(steps[at].finished[0]);
+         return true;
+       }},
+      {"AHitIsFromBeforeAReset", "full_prefix_cache", AuditRule::forbidden_hit,
+       [](Steps& steps, std::size_t at) {
+         const auto& rows = steps[at].scheduled;
+         if (rows.empty() || !rows[0].is_new || rows[0].computed == 0) return false;
+         RecordedEvent& reset = steps[at].before.emplace_back();
+         reset.kind = RecordedEvent::Kind::reset_prefix_cache;
+         reset.reset_succeeded = true;
+         return true;
+       }},
+      {"ARequestThatDoesNotReadTheCacheHits", "full_prefix_cache", AuditRule::forbidden_hit,
+       [](Steps& steps, std::size_t at) {
+         const auto& rows = steps[at].scheduled;
+         if (rows.empty() || !rows[0].is_new || rows[0].computed == 0) return false;
+         for (RecordedStep& step : steps)
+           for (RecordedEvent& event : step.before)
+             if (event.request.name == rows[0].id) event.request.skip_reading_prefix_cache = true;
+         return true;
+       }},
       {"TheWorkerIsHandedAnotherBlockThanTheTableHas", "sliding_window", AuditRule::handed_out,
        [](Steps& steps, std::size_t at) {
          if (!steps[at].tables) return false;

@@ -1,0 +1,243 @@
+// Hits that are not allowed, first and resumed rows, and what a recording does not list.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "tests/properties/audit/audited.h"
+
+namespace lockstep {
+namespace {
+
+// A step that runs one request alone; it samples a token.
+RecordedStep step_of(std::int64_t number, const RecordedScheduled& row, std::int32_t token) {
+  RecordedStep step;
+  step.step = number;
+  step.scheduled = {row};
+  step.running = {row.id};
+  step.sampled = {{row.id, {token}}};
+  step.free_blocks = -1;
+  return step;
+}
+
+RecordedEvent reset(bool succeeded, bool resets_running = false) {
+  RecordedEvent event;
+  event.kind = RecordedEvent::Kind::reset_prefix_cache;
+  event.reset_succeeded = succeeded;
+  event.resets_running = resets_running;
+  return event;
+}
+
+// Blocks of 4 tokens. Request b hits block 1, which a has filled in the previous step.
+Recording hit_after_the_end() {
+  Recording recording = recording_of_one_group("0.33.0", 4, 20);
+  recording.steps = {step_of(0, scheduled_row("a", 0, 8, {{{BlockId{1}, BlockId{2}}}}), 7),
+                     step_of(1, scheduled_row("b", 4, 4, {{{BlockId{1}, BlockId{3}}}}), 7)};
+  recording.steps[0].before = {added_request("a", 8, 1)};
+  recording.steps[0].stopped = {{"a", "length"}};
+  recording.steps[1].before = {added_request("b", 8, 1)};
+  recording.steps[1].finished = {"a"};
+  recording.steps[1].stopped = {{"b", "length"}};
+  recording.end.steps = 2;
+  return recording;
+}
+
+// Request a computes two prompt blocks, and then its second token.
+Recording one_that_runs() {
+  Recording recording = recording_of_one_group("0.33.0", 4, 20);
+  recording.steps = {step_of(0, scheduled_row("a", 0, 8, {{{BlockId{1}, BlockId{2}}}}), 7),
+                     step_of(1, scheduled_row("a", 8, 1), 7)};
+  recording.steps[1].scheduled[0].blocks = {{BlockId{3}}};
+  recording.steps[0].before = {added_request("a", 8, 2)};
+  recording.steps[1].stopped = {{"a", "length"}};
+  recording.end.steps = 2;
+  return recording;
+}
+
+// Request a is preempted and resumed in step 1; it hits its own prompt.
+Recording one_that_resumes() {
+  Recording recording = one_that_runs();
+  recording.steps[1].preempted = {"a"};
+  recording.steps[1].scheduled = {
+      scheduled_row("a", 8, 1, {{{BlockId{1}, BlockId{2}, BlockId{3}}}})};
+  recording.steps[1].scheduled[0].resumed = true;
+  return recording;
+}
+
+void expect_clean(const Recording& recording) {
+  for (const AuditFinding& finding : audit(recording, AuditScope::whole_recording))
+    ADD_FAILURE() << line_of(finding);
+}
+
+void expect_only(const Recording& recording, const std::string& line) {
+  const std::vector<AuditFinding> findings = audit(recording, AuditScope::whole_recording);
+  ASSERT_EQ(findings.size(), 1u) << line;
+  EXPECT_EQ(line_of(findings[0]), line);
+  EXPECT_EQ(group_of(findings[0].rule), RuleGroup::memory);
+}
+
+constexpr const char* kHitAfterReset =
+    "audit.forbidden_hit step 1 request b group 0 token 0 entry 0 block 1: 4 tokens are hit, and "
+    "block 1 is from before the reset of the prefix cache in step ";
+
+TEST(ForbiddenHits, AHitOfABlockFromBeforeTheResetIsFound) {
+  Recording recording = hit_after_the_end();
+  expect_clean(recording);
+  recording.steps[1].before.insert(recording.steps[1].before.begin(), reset(false));
+  expect_clean(recording);
+  recording.steps[1].before[0] = reset(true);
+  expect_only(recording,
+              std::string(kHitAfterReset) + "1; request a has had the block since step 0");
+  // Between the decision of step 0 and its output.
+  recording.steps[1].before.erase(recording.steps[1].before.begin());
+  recording.steps[0].during = {reset(true)};
+  expect_only(recording,
+              std::string(kHitAfterReset) + "0; request a has had the block since step 0");
+  // Before the blocks were allocated.
+  recording.steps[0].during.clear();
+  recording.steps[0].before.insert(recording.steps[0].before.begin(), reset(true));
+  expect_clean(recording);
+}
+
+TEST(ForbiddenHits, ARunningRequestKeepsItsBlocksOverAReset) {
+  Recording recording = one_that_runs();
+  recording.steps[1].before = {reset(true)};
+  expect_clean(recording);
+}
+
+TEST(ForbiddenHits, ARequestThatAResetPreemptedHitsNoneOfItsOwnBlocks) {
+  Recording recording = one_that_resumes();
+  recording.steps[1].preempted.clear();
+  recording.steps[1].before = {reset(true, true)};
+  expect_only(recording,
+              "audit.forbidden_hit step 1 request a group 0 token 0 entry 0 block 1: 8 tokens are "
+              "hit, and block 1 is from before the reset of the prefix cache in step 1; request a "
+              "has had the block since step 0");
+  RecordedScheduled& row = recording.steps[1].scheduled[0];
+  row.computed = 0;
+  row.tokens = 9;
+  expect_clean(recording);
+}
+
+TEST(ForbiddenHits, ARequestThatDoesNotReadTheCacheHitsNothing) {
+  Recording recording = hit_after_the_end();
+  recording.steps[1].before[0].request.skip_reading_prefix_cache = true;
+  expect_only(recording,
+              "audit.forbidden_hit step 1 request b: 4 tokens are hit, and the request has "
+              "skip_reading_prefix_cache");
+}
+
+TEST(ForbiddenHits, NothingIsHitWithPrefixCachingOff) {
+  Recording recording = hit_after_the_end();
+  recording.header.options.config.enable_prefix_caching = false;
+  expect_only(recording,
+              "audit.forbidden_hit step 1 request b: 4 tokens are hit, and prefix caching is off: "
+              "enable_prefix_caching");
+}
+
+TEST(Starts, AFirstRowIsNewAndNotResumed) {
+  Recording recording = one_that_runs();
+  expect_clean(recording);
+  recording.steps[0].scheduled[0].resumed = true;
+  expect_only(recording,
+              "audit.starts step 0 request a: its first row is resumed: the worker never had it");
+  recording.steps[0].scheduled[0].is_new = recording.steps[0].scheduled[0].resumed = false;
+  expect_only(recording,
+              "audit.starts step 0 request a: its row is not new, and the worker has no blocks of "
+              "it");
+}
+
+TEST(Starts, ARunningRequestIsNotNewAgain) {
+  Recording recording = one_that_resumes();
+  expect_clean(recording);
+  recording.steps[1].preempted.clear();
+  expect_only(recording,
+              "audit.starts step 1 request a: its row is new, and it runs: no step reports that it "
+              "was preempted");
+}
+
+TEST(Starts, ARequestThatWasPreemptedIsResumed) {
+  Recording recording = one_that_resumes();
+  recording.steps[1].scheduled[0].resumed = false;
+  expect_only(recording,
+              "audit.starts step 1 request a: was preempted, and its row is new without being "
+              "resumed");
+  recording = one_that_runs();
+  recording.steps[1].before = {reset(true, true)};
+  EXPECT_EQ(audit(recording)[0].what, "its row is not new, and the worker has no blocks of it");
+}
+
+TEST(Queues, OnlyLiveRequestsAreInAQueueAndEndOnce) {
+  Recording recording = hit_after_the_end();
+  recording.steps[1].waiting = {"c"};
+  expect_only(recording,
+              "audit.queues step 1 request c: is in the waiting queue, and no live request has "
+              "this name");
+  recording.steps[1].waiting.clear();
+  recording.steps[1].running = {"b", "a"};
+  expect_only(recording,
+              "audit.queues step 1 request a: is in the running queue, and no live request has "
+              "this name");
+  recording.steps[1].running = {"b"};
+  recording.steps[1].finished = {"a", "a"};
+  expect_only(recording,
+              "audit.queues step 1 request a: is reported finished, and no live request has this "
+              "name");
+}
+
+// What the audit of the whole recording leaves out.
+std::vector<std::string> not_checked(const Recording& recording) {
+  Auditor auditor(recording.header, AuditScope::whole_recording);
+  for (const RecordedStep& step : recording.steps) auditor.step(step);
+  auditor.end(recording.end);
+  for (const AuditFinding& finding : auditor.take_findings()) ADD_FAILURE() << line_of(finding);
+  return auditor.not_checked();
+}
+
+TEST(NotChecked, ARecordingThatListsNoQueueIsNotAccused) {
+  Recording recording = one_that_runs();
+  for (RecordedStep& step : recording.steps) step.running.clear();
+  recording.steps[1].free_blocks = 16;
+  recording.steps[1].tables = {{{"a", {{BlockId{1}, BlockId{2}, BlockId{3}}}}}};
+  const auto left_out = not_checked(recording);
+  ASSERT_EQ(left_out.size(), 1u);
+  EXPECT_EQ(left_out[0], "the queue of each request: the recording does not list its queues");
+  // One queue that has a request: the recording lists its queues.
+  recording.steps[1].running = {"a"};
+  expect_only(recording,
+              "audit.queues step 0 request a: has 0 of its 8 tokens computed and is in no queue: "
+              "nothing runs it again");
+  // A request that never runs is in no queue.
+  recording.steps.resize(1);
+  recording.steps[0].scheduled.clear();
+  recording.steps[0].sampled.clear();
+  recording.end.steps = 1;
+  expect_only(recording,
+              "audit.queues step 0 request a: has 0 of its 8 tokens computed and is in no queue: "
+              "nothing runs it again");
+}
+
+TEST(NotChecked, LostBlocksNeedFreeBlocksAndAllTables) {
+  Recording recording = one_that_runs();
+  ASSERT_EQ(not_checked(recording).size(), 1u);
+  EXPECT_EQ(not_checked(recording)[0],
+            "lost blocks: no step shows all blocks that are held and free");
+  recording.steps[0].free_blocks = 17;
+  EXPECT_EQ(not_checked(recording).size(), 1u);
+  recording.steps[0].tables = {{{"a", {{BlockId{1}, BlockId{2}}}}}};
+  EXPECT_TRUE(not_checked(recording).empty());
+}
+
+TEST(Policy, BlocksThatTheTokensDoNotNeedAreAPolicy) {
+  Recording recording = one_that_runs();
+  (*recording.steps[0].scheduled[0].blocks)[0].push_back(BlockId{3});
+  recording.steps[1].scheduled[0].blocks.reset();
+  const auto findings = audit(recording, AuditScope::whole_recording);
+  ASSERT_EQ(findings.size(), 1u);
+  EXPECT_EQ(findings[0].rule, AuditRule::excess_blocks);
+  EXPECT_EQ(group_of(findings[0].rule), RuleGroup::policy);
+}
+
+}  // namespace
+}  // namespace lockstep
