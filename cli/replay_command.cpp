@@ -513,6 +513,7 @@ Result<int> replay(ReplayOptions& options, CommandReport& out) {
   FailingCaseOptions judging;  // how the run is repeated, if it fails
   judging.shrink_seconds = options.shrink_seconds;
   judging.decisions = options.decisions;
+  judging.worker = options.worker;
   LS_RETURN_IF_ERROR(start_engines(judging));
   OtherVerdicts others;
   // Before the run, because only the judge isolates a crash or a hang in a child process.
@@ -521,6 +522,7 @@ Result<int> replay(ReplayOptions& options, CommandReport& out) {
   if (judged) others.judged = judged->failure;
   // Called with the prepared run: only that says which worker a saved case needs.
   const BackendOf backend_of = [&](const PreparedReplay& run) -> Result<BackendFactory> {
+    LS_RETURN_IF_ERROR(check_worker_options(run.run.backend, options.worker));
     if (!is_engine_worker(run.run.backend)) return replay_backend(run.run.backend);
     if (judging.workers == nullptr) {
       judging.worker = with_case(options.worker, run.worked_by);
