@@ -380,9 +380,10 @@ Result<std::string> leave_case(const ReplayOptions& options, const OpenReplay& p
   return explanation;
 }
 
-// Refuses --save-facts for an input or backend without facts: they are written into a recording,
-// and only an engine's own worker reports them.
-Result<void> check_facts_wanted(const ReplayOptions& options, const PreparedReplay& prepared) {
+// Refuses options of another worker, and --save-facts for an input or backend without facts: they
+// are written into a recording, and only an engine's own worker reports them.
+Result<void> check_worker_wanted(const ReplayOptions& options, const PreparedReplay& prepared) {
+  LS_RETURN_IF_ERROR(check_worker_options(prepared.run.backend, options.worker));
   if (options.facts_path.empty()) return {};
   if (prepared.format != FileFormat::recording)
     return fail("--save-facts: {} is a {}; facts are written into a recording", options.file,
@@ -534,7 +535,6 @@ Result<int> replay(ReplayOptions& options, CommandReport& out) {
   if (judged) others.judged = judged->failure;
   // Called with the prepared run: only that says which worker a saved case needs.
   const BackendOf backend_of = [&](const PreparedReplay& run) -> Result<BackendFactory> {
-    LS_RETURN_IF_ERROR(check_worker_options(run.run.backend, options.worker));
     if (!is_engine_worker(run.run.backend)) return replay_backend(run.run.backend);
     if (judging.workers == nullptr) {
       judging.worker = with_case(options.worker, run.worked_by);
@@ -544,7 +544,7 @@ Result<int> replay(ReplayOptions& options, CommandReport& out) {
   };
   LS_ASSIGN_OR_RETURN(
       auto prepared, open_replay(request, judging.engines, backend_of, options.decisions.conforms));
-  LS_RETURN_IF_ERROR(check_facts_wanted(options, prepared));
+  LS_RETURN_IF_ERROR(check_worker_wanted(options, prepared));
   std::optional<HiddenStateFolder> folder;
   if (!options.hidden_states_dir.empty()) {
     folder.emplace(options.hidden_states_dir);
