@@ -43,13 +43,15 @@ ssize_t read_some(int fd, char* to) {
 Result<ByteSource> ByteSource::open(const std::string& path) {
   ByteSource source;
   source.path_ = path;
-  source.fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // O_NONBLOCK: open() of a FIFO without a writer would wait, and restart after a stop signal.
+  // Without it, reading waits in poll().
+  source.fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (source.fd_ < 0) return fail("{}: cannot be opened: {}", path, std::strerror(errno));
+  ::fcntl(source.fd_, F_SETFL, ::fcntl(source.fd_, F_GETFL) & ~O_NONBLOCK);
   struct stat status {};
   if (::fstat(source.fd_, &status) == 0 && S_ISDIR(status.st_mode))
     return fail("{}: found a folder; expected a file", path);
-  // Only a regular file can be read again from its start. `zcat trace.gz | lockstep replay
-  // /dev/stdin` reads plain bytes.
+  // Only a regular file can be read again from its start.
   if (S_ISREG(status.st_mode) && starts_as_gzip(source.fd_)) {
     source.gzip_ = ::gzdopen(source.fd_, "rb");
     if (source.gzip_ == nullptr) return fail("{}: not enough memory to unpack it", path);
@@ -188,6 +190,13 @@ Result<bool> LineReader::next_of_file(std::string_view& line) {
   if (line.find_first_not_of(" \t") == line.npos)
     return refuse("found an empty line; expected a record");
   return true;
+}
+
+Result<void> check_read_twice(const std::string& path) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0 || S_ISREG(status.st_mode) || S_ISDIR(status.st_mode))
+    return {};
+  return fail("{}: found a pipe or a device; expected a file, which is read more than once", path);
 }
 
 Result<std::string> read_text_file(const std::string& path, std::size_t bytes_max) {

@@ -98,6 +98,10 @@ class LineReader {
   std::string header_;             // first line of each; empty: none
 };
 
+// Refuses a pipe, socket or device: it gives its bytes once, and the caller opens the file again
+// after it has detected its format.
+Result<void> check_read_twice(const std::string& path);
+
 // Reads a whole text file. Refuses an empty file and one of more than `bytes_max` bytes, after
 // decompression.
 Result<std::string> read_text_file(const std::string& path, std::size_t bytes_max);

@@ -60,20 +60,24 @@ void sort_and_unite(std::vector<std::string>& paths) {
 
 Result<ConformInputs> find_conform_inputs(const std::vector<std::string>& paths) {
   ConformInputs inputs;
+  std::vector<RefusedFile> empty;  // folders
   for (const std::string& path : paths) {
     std::error_code error;
     const bool folder = fs::is_directory(path, error);
+    const std::size_t found = inputs.schedules.size() + inputs.layouts.size();
     if (!folder)
       add_file(path, inputs);
     else if (Result<void> added = add_folder(path, inputs); !added)
       inputs.refused.push_back({path, added.error().message});
+    else if (inputs.schedules.size() + inputs.layouts.size() == found)
+      empty.push_back({path, path + ": contains no recording"});
   }
   sort_and_unite(inputs.schedules);
   sort_and_unite(inputs.layouts);
   // A named file would be in one of the three lists, so only folders without a recording get here.
-  if (inputs.schedules.empty() && inputs.layouts.empty() && inputs.refused.empty()) {
-    return fail("{}: contains no recording", paths.front());
-  }
+  if (inputs.schedules.empty() && inputs.layouts.empty() && inputs.refused.empty())
+    return fail("{}", empty.front().reason);
+  inputs.refused.insert(inputs.refused.end(), empty.begin(), empty.end());
   return inputs;
 }
 

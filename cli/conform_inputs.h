@@ -17,8 +17,9 @@ namespace lockstep {
 struct ConformInputs {
   std::vector<std::string> schedules;  // sorted, without duplicates
   std::vector<std::string> layouts;    // the same for memory plans
-  std::vector<RefusedFile> refused;    // named paths that are neither, or do not exist
-  std::int64_t others = 0;             // files in named folders that are neither
+  // Named paths that do not exist, files that are neither, and folders without either.
+  std::vector<RefusedFile> refused;
+  std::int64_t others = 0;  // files in named folders that are neither
 };
 
 // Searches folders recursively. A file that is named and is not a recording is refused; one inside

@@ -133,6 +133,7 @@ JudgeOptions judge_options(const SavedCase& saved, const FailingCaseOptions& opt
 }
 
 Result<void> start_workers(const SavedCase& saved, FailingCaseOptions& options) {
+  LS_RETURN_IF_ERROR(check_worker_options(saved.backend, options.worker));
   if (!is_engine_worker(saved.backend)) return {};
   options.worker = with_case(options.worker, saved.worked_by);
   LS_ASSIGN_OR_RETURN(options.workers, open_workers(saved.backend, options.worker));

@@ -57,17 +57,18 @@ struct Table {
 };
 
 // Returns the chosen findings in the order of docs/findings.md, whatever the order on the command
-// line. Errors: an unknown number.
+// line. Errors: a number without cases.
 Result<std::vector<const FindingCases*>> chosen_findings(const std::vector<int>& numbers) {
   std::vector<const FindingCases*> chosen;
   for (const FindingCases& finding : finding_cases())
     if (numbers.empty() || std::ranges::find(numbers, finding.number) != numbers.end())
       chosen.push_back(&finding);
+  std::vector<int> known;
+  for (const FindingCases& finding : finding_cases()) known.push_back(finding.number);
   for (const int number : numbers)
-    if (std::ranges::none_of(finding_cases(),
-                             [&](const FindingCases& finding) { return finding.number == number; }))
-      return fail("there is no finding {}; docs/findings.md has 1 to {}", number,
-                  finding_cases().back().number);
+    if (std::ranges::find(known, number) == known.end())
+      return fail("no case tests an engine for finding {}; these findings have cases: {}", number,
+                  fmt::join(known, ", "));
   return chosen;
 }
 
@@ -415,6 +416,9 @@ void add_findings_command(CLI::App& app, int& exit_code) {
   declare_reports(*command, options->reports, "the table as JSON");
   command->add_option("--merge", options->merge, "merge tables that --json wrote; run nothing")
       ->excludes("--engine")
+      ->excludes("--engine-python")
+      ->excludes("--decisions-timeout")
+      ->excludes("--save")
       ->excludes("N");
   run_when_chosen(*command, options, exit_code, run_findings);
 }

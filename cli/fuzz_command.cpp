@@ -321,6 +321,7 @@ Result<FuzzOptions> options_of(const FuzzCommandOptions& options, FailingCaseOpt
     fuzzing.generator.never.add(Feature::captured_graphs);
     fuzzing.backend = backend_factory(backend);
   }
+  LS_RETURN_IF_ERROR(check_worker_options(backend, judging.worker));
   if (is_engine_worker(backend)) LS_RETURN_IF_ERROR(put_on_worker(judging, fuzzing));
   if (!options.known_path.empty()) {
     LS_ASSIGN_OR_RETURN(fuzzing.known, known_today(options.known_path));
@@ -437,6 +438,15 @@ void add_items(const FuzzReport& report, CommandReport& out) {
   if (report.agreed > 0) out.add({.name = counted(report.agreed, "case") + " that agreed"});
 }
 
+// Refuses options of a search with --merge, which runs nothing and would ignore them.
+Result<void> check_merges_only(const FuzzCommandOptions& options, const CommandReport& out) {
+  const std::string command = out.again({.without = {"--merge", "--corpus", "--coverage"}});
+  const std::size_t given = command.find(" --");
+  if (given == command.npos && options.save_dir.empty()) return {};
+  return fail("--merge runs nothing; omit the options of a search: {}",
+              given == command.npos ? "--save" : command.substr(given + 1));
+}
+
 Result<int> fuzz_main(const FuzzCommandOptions& options, CommandReport& out) {
   Stopwatch clock;
   watch_stop_signals();
@@ -448,6 +458,7 @@ Result<int> fuzz_main(const FuzzCommandOptions& options, CommandReport& out) {
   if (!options.guided) without.emplace_back("--shard");
   if (!options.corpus_path.empty()) without.insert(without.end(), {"--guided", "--shard"});
   const std::string again = out.again({.without = without});
+  if (!options.merge.empty()) LS_RETURN_IF_ERROR(check_merges_only(options, out));
   LS_ASSIGN_OR_RETURN(const FuzzPart part, run_or_merge(options, again));
   const FuzzReport& report = part.report;
   if (out.wants_json()) out.set_json(fuzz_report_to_json(report));

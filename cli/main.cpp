@@ -6,13 +6,17 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cmath>
+#include <cstdlib>
 #include <exception>
 #include <iostream>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "base/output_file.h"
 #include "cli/commands.h"
+#include "cli/options/output_option.h"
 #include "cli/output/terminal.h"
 
 namespace {
@@ -55,6 +59,34 @@ void label_types(CLI::App& app) {
     for (const CLI::Option* option : command->get_options())
       if (const std::string type = option->get_type_name(); !type.empty())
         app.get_formatter()->label(type, label_of(type));
+  }
+}
+
+// Refuses "--option=": CLI11 would take the next argument as its value. Commands in Python parse
+// their arguments themselves.
+void check_arguments(const CLI::App& app, std::span<char* const> arguments) {
+  const auto is_python = [&](const CLI::App* command) {
+    return command->get_prefix_command() && command->get_name() == arguments[1];
+  };
+  if (arguments.size() < 2 || !app.get_subcommands(is_python).empty()) return;
+  for (const std::string argument : arguments)
+    if (argument.starts_with("--") && argument.ends_with('='))
+      throw CLI::ValidationError(argument.substr(0, argument.size() - 1), "empty value");
+}
+
+// Refuses an empty value, most often an unset variable of a shell: many options treat it as absent
+// and would silently do something else. An option whose value is optional takes it as its default.
+// Also refuses NaN for a number: NaN passes every check of a range.
+void check_values(const CLI::App& command) {
+  for (const CLI::Option* option : command.get_options()) {
+    if (option->count() == 0 || option->get_items_expected_min() == 0) continue;
+    const std::string type = option->get_type_name();
+    const bool is_number = label_of(type) == "N" || type == "S" || type == "P";
+    for (const std::string& value : option->results()) {
+      if (value.empty()) throw CLI::ValidationError(option->get_name(), "empty value");
+      if (is_number && std::isnan(std::strtod(value.c_str(), nullptr)))
+        throw CLI::ValidationError(option->get_name(), value + " is not a number");
+    }
   }
 }
 
@@ -116,7 +148,15 @@ int main(int argc, char** argv) {
           fmt::format("unknown command {}; the commands are {}", argv[1], fmt::join(known, ", ")));
     }
   }
+  // Runs after all options are parsed and before the command.
+  app.parse_complete_callback([&app] {
+    for (const CLI::App* command : app.get_subcommands()) {
+      check_values(*command);
+      lockstep::check_outputs_differ(*command);
+    }
+  });
   try {
+    check_arguments(app, {argv, static_cast<std::size_t>(argc)});
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     label_types(app);

@@ -381,9 +381,10 @@ Result<std::string> leave_case(const ReplayOptions& options, const OpenReplay& p
   return explanation;
 }
 
-// Refuses --save-facts for an input or backend without facts: they are written into a recording,
-// and only an engine's own worker reports them.
-Result<void> check_facts_wanted(const ReplayOptions& options, const PreparedReplay& prepared) {
+// Refuses options of another worker, and --save-facts for an input or backend without facts: they
+// are written into a recording, and only an engine's own worker reports them.
+Result<void> check_worker_wanted(const ReplayOptions& options, const PreparedReplay& prepared) {
+  LS_RETURN_IF_ERROR(check_worker_options(prepared.run.backend, options.worker));
   if (options.facts_path.empty()) return {};
   if (prepared.format != FileFormat::recording)
     return fail("--save-facts: {} is a {}; facts are written into a recording", options.file,
@@ -526,6 +527,7 @@ Result<int> replay(ReplayOptions& options, CommandReport& out) {
   FailingCaseOptions judging;  // how the run is repeated, if it fails
   judging.shrink_seconds = options.shrink_seconds;
   judging.decisions = options.decisions;
+  judging.worker = options.worker;
   LS_RETURN_IF_ERROR(start_engines(judging));
   OtherVerdicts others;
   // Before the run, because only the judge isolates a crash or a hang in a child process.
@@ -543,7 +545,7 @@ Result<int> replay(ReplayOptions& options, CommandReport& out) {
   };
   LS_ASSIGN_OR_RETURN(
       auto prepared, open_replay(request, judging.engines, backend_of, options.decisions.conforms));
-  LS_RETURN_IF_ERROR(check_facts_wanted(options, prepared));
+  LS_RETURN_IF_ERROR(check_worker_wanted(options, prepared));
   std::optional<HiddenStateFolder> folder;
   if (!options.hidden_states_dir.empty()) {
     folder.emplace(options.hidden_states_dir);

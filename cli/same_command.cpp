@@ -119,6 +119,9 @@ ReportedItem item_of(const SameOptions& options, const SameRuns& same, const Com
 
 Result<int> compare(const SameOptions& options, CommandReport& out) {
   LS_ASSIGN_OR_RETURN(const SameRuns same, compare_runs(options.left, options.right));
+  for (const ComparedRun& run : same.runs)
+    if (same.same() && run.steps == 0 && !run.cut_off.empty())
+      return fail("{} is {}: no step was compared", run.file, run.cut_off);
   fmt::print("{}", text_of(same));
   if (out.wants_json()) out.set_json(json_of(same));
   out.add(item_of(options, same, out));

@@ -167,7 +167,10 @@ Result<int> run_worker(const WorkerCommandOptions& options) {
   watch_stop_signals();
   if (!is_engine_worker(options.engine))
     return fail("ENGINE {}: expected vllm, vllm:DIR or worker:COMMAND", options.engine);
+  LS_RETURN_IF_ERROR(check_worker_options(options.engine, options.worker));
   LS_ASSIGN_OR_RETURN(const ConformInputs inputs, find_conform_inputs(options.paths));
+  if (inputs.schedules.empty() && !inputs.refused.empty())
+    return fail(inputs.refused.front().reason);
   LS_ASSIGN_OR_RETURN(const auto engines, open_workers(options.engine, options.worker));
   fmt::print("{}\n  {:<36}{:>6}{:>8}{:>9}{:>8}{:>9}{:>9}\n",
              worker_of(*engines, options.worker).text(), "folder", "files", "agreed", "diverged",

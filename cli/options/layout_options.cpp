@@ -101,7 +101,13 @@ void add_layout_options(CLI::App& command, LayoutArguments& a) {
 Result<bool> is_placed(const LayoutArguments& a) {
   const Release* release = find_release(a.engine);
   if (release == nullptr) return fail("--engine: '{}' is not one of {}", a.engine, release_names());
-  return overlays_groups(*release);
+  const bool overlays = overlays_groups(*release);
+  const auto layout = from_name<CacheLayout>(a.layout);
+  if (!layout || (!overlays && is_overlaid(*layout)))
+    return fail("--layout: '{}' is not NHD or HND{}", a.layout,
+                overlays ? ", nor one of LBNHC, LBHNC, LHBNC, BLNHC, BLHNC and BHLNC"
+                         : "; --engine vllm-0.33.0 has six layouts");
+  return overlays;
 }
 
 std::vector<std::string> plan_warnings(const LayoutArguments& a, const ModelSpec& model,

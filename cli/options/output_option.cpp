@@ -1,6 +1,9 @@
 #include "cli/options/output_option.h"
 
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
+#include <filesystem>
 
 #include "base/output_file.h"
 
@@ -14,6 +17,38 @@ const std::string kFolder = "FOLDER";
 // CLI11's validators return an error message, or an empty text.
 std::string sentence_of(const Result<void>& checked) {
   return checked ? std::string() : checked.error().message;
+}
+
+// True if both paths name one regular file, which need not exist yet.
+bool is_same_file(const std::string& one, const std::string& other) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  if (fs::exists(one, error) || fs::exists(other, error))
+    return fs::is_regular_file(one, error) && fs::equivalent(one, other, error);
+  return fs::weakly_canonical(one, error) == fs::weakly_canonical(other, error);
+}
+
+// True for a value that may be an input: a positional argument, or the value of an option that
+// looks like a path and not like a word ("mooncake" of --as).
+bool may_be_input(const CLI::Option& option, const std::string& value) {
+  return option.get_positional() || value.find_first_of("./") != value.npos;
+}
+
+// Returns the name of the option that shares `path` with the output `given`; empty: none. Of two
+// outputs only the later one is compared with the earlier one.
+std::string sharer_of(const CLI::App& command, const CLI::Option& given, const std::string& path) {
+  bool is_later = false;
+  for (const CLI::Option* option : command.get_options()) {
+    const bool is_output = option->get_type_name() == kFile;
+    if (option == &given) is_later = true;
+    if (option == &given || option->get_type_name() == kFolder || (is_output && is_later)) continue;
+    for (const std::string& value : option->results()) {
+      if (is_output && value == "-" && path == "-") return option->get_name();
+      if ((is_output || may_be_input(*option, value)) && is_same_file(value, path))
+        return option->get_name();
+    }
+  }
+  return {};
 }
 
 }  // namespace
@@ -31,6 +66,17 @@ CLI::Option* declare_output_folder(CLI::App& command, const std::string& flag, s
                                    const std::string& help) {
   const auto check = [](std::string& given) { return sentence_of(check_output_folder(given)); };
   return command.add_option(flag, path, help)->type_name(kFolder)->check(CLI::Validator(check, ""));
+}
+
+void check_outputs_differ(const CLI::App& command) {
+  for (const CLI::Option* option : command.get_options()) {
+    if (option->get_type_name() != kFile) continue;
+    for (const std::string& path : option->results())
+      if (const std::string other = sharer_of(command, *option, path); !other.empty())
+        throw CLI::ValidationError(
+            option->get_name(),
+            fmt::format("{} is also given as {}; use another file", path, other));
+  }
 }
 
 bool names_output(const CLI::Option& option) {

@@ -38,6 +38,17 @@ WorkerOptions with_case(WorkerOptions options, const std::optional<WorkedBy>& wo
   return options;
 }
 
+Result<void> check_worker_options(const std::string& backend, const WorkerOptions& given) {
+  if (backend == "vllm" || backend.starts_with("vllm:")) return {};
+  for (const auto& [name, value] : {std::pair("--runner", &given.runner),
+                                    {"--states", &given.states},
+                                    {"--plant", &given.plant}})
+    if (!value->empty())
+      return fail("{} applies only to vLLM's own worker; use --backend vllm instead of {}", name,
+                  backend);
+  return {};
+}
+
 Result<std::shared_ptr<ForeignEngines>> open_workers(const std::string& backend,
                                                      const WorkerOptions& options) {
   // A worker command of the user has none of vLLM's options.

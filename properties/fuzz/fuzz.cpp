@@ -27,6 +27,11 @@ constexpr std::int64_t kCasesToSeeAll = 10'000;
 // larger one keeps more threads busy.
 constexpr std::int64_t kBatch = 32;
 
+// Shards below runs % shards judge one case more: with 10 cases and 4 shards, 3, 3, 2 and 2.
+std::int64_t cases_of_shard(std::int64_t runs, std::int64_t shard, std::int64_t shards) {
+  return runs <= shard ? 0 : (runs - 1 - shard) / shards + 1;
+}
+
 // What a judged case leaves for the report.
 struct Judged {
   Outcome outcome;
@@ -160,9 +165,7 @@ class FuzzSession {
     report_.runs = options_.runs;
     report_.shard = options_.shard;
     report_.shards = options_.shards;
-    // Shards below runs % shards judge one case more: with 10 cases and 4 shards, 3, 3, 2 and 2.
-    const std::int64_t others = options_.shards - 1 - options_.shard;
-    const std::int64_t cases = (options_.runs + others) / options_.shards;
+    const std::int64_t cases = cases_of_shard(options_.runs, options_.shard, options_.shards);
     if (options_.guided)
       run_guided(cases);
     else
@@ -346,6 +349,11 @@ Result<FuzzReport> merge_fuzz_reports(std::span<const FuzzReport> parts) {
       return fail(fmt::format("shard {}/{} was interrupted after {} cases; run it again",
                               part.shard, part.shards, part.cases));
   LS_RETURN_IF_ERROR(check_complete(sorted));
+  for (const FuzzReport& part : sorted)
+    if (const std::int64_t cases = cases_of_shard(part.runs, part.shard, part.shards);
+        part.cases != cases)
+      return fail("shard {}/{} from seed {} has {} of its {} cases; run it again", part.shard,
+                  part.shards, part.first_seed, part.cases, cases);
   const FuzzReport& first = sorted.front();
   FuzzReport whole;
   whole.engine = first.engine;
@@ -496,6 +504,26 @@ void fields(Io& io, FieldsOf<Io, FuzzReport>& report) {
 
 std::string fuzz_report_to_json(const FuzzReport& report) { return line_of_fields(report); }
 
+// Every case has one outcome: counts that do not add up would be merged into a false verdict.
+// Reports of older releases have no `refusals`.
+static Result<void> check_counts(const std::string& path, const FuzzReport& report) {
+  const auto left = [](std::int64_t cases, const std::map<std::string, KnownCases>& counted) {
+    // A sum of the file's counts may overflow; a difference of two counts does not.
+    for (const auto& [name, of] : counted) cases = cases < of.cases ? -1 : cases - of.cases;
+    return cases;
+  };
+  if (report.refused > 0 && !report.refusals.empty() && left(report.refused, report.refusals) != 0)
+    return fail("{}: \"refusals\" do not add up to \"refused\", {}", path, report.refused);
+  std::int64_t known = report.cases;
+  for (const std::int64_t count :
+       {report.agreed, report.refused, static_cast<std::int64_t>(report.failures.size())})
+    known = known < count ? -1 : known - count;
+  if (known < 0 || left(known, report.known) != 0)
+    return fail("{}: agreed, refused, known and failed cases do not add up to \"cases\", {}", path,
+                report.cases);
+  return {};
+}
+
 Result<FuzzReport> read_fuzz_report(const std::string& path) {
   LS_ASSIGN_OR_RETURN(auto lines, LineReader::open(path));
   std::string_view line;
@@ -505,6 +533,9 @@ Result<FuzzReport> read_fuzz_report(const std::string& path) {
   FuzzReport report;
   if (json.parse(line, lines.number(), lines.is_cut_off())) read_fields(json.root(), report);
   if (!json.ok()) return json.failure();
+  LS_RETURN_IF_ERROR(check_counts(path, report));
+  LS_ASSIGN_OR_RETURN(const bool has_more, lines.next(line));
+  if (has_more) return fail("{}:2: a second report; expected one report per file", path);
   return report;
 }
 

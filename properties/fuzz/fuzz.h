@@ -167,11 +167,12 @@ struct FuzzCallbacks {
 FuzzReport fuzz(const FuzzOptions& options, const FuzzCallbacks& callbacks = {});
 
 // Merges reports into that of the whole run. Errors: reports of different runs, a missing or
-// duplicate shard or seed, an interrupted run.
+// duplicate shard or seed, an interrupted or incomplete run.
 Result<FuzzReport> merge_fuzz_reports(std::span<const FuzzReport> parts);
 
 std::string fuzz_report_to_json(const FuzzReport& report);  // one line, keys in a fixed order
-// Reads a report. Errors: not a report of this version, or unknown keys.
+// Reads a report. Errors: not a report of this version, unknown keys, counts that do not add up, or
+// more than one report in the file.
 Result<FuzzReport> read_fuzz_report(const std::string& path);
 
 }  // namespace lockstep

@@ -68,16 +68,22 @@ class ListRun(Loop):
         if self._command == "mutants":
             listed = ("mutants", *self._paths, "--list", "--json", f"{FOLDER}/{REPORT}")
             done = run_here(Task("the list", listed))
-            items = [_Item(one["id"]) for one in _report_of(done)["mutants"]]
+            lists = {"": [_Item(one["id"]) for one in _report_of(done)["mutants"]]}
         elif not self._paths:
             raise Refused(f"{self._command}: give paths of recordings first")
         else:
-            found = [_files_of(word) for word in self._paths]
-            self._paths = [path for path, _ in found]
-            items = list({item.name: item for _, of_path in found for item in of_path}.values())
-        size = math.ceil(len(items) / (_PARTS_PER_WORKER * executor.size()))
+            lists = dict(_files_of(word) for word in self._paths)
+        # A file that several paths hold belongs to the first.
+        path_of = {item.name: path for path in reversed(lists) for item in lists[path]}
+        size = math.ceil(len(path_of) / (_PARTS_PER_WORKER * executor.size()))
         size = max(1, min(size, _ITEMS_MAX))
-        self._parts = [items[at : at + size] for at in range(0, len(items), size)]
+        self._parts: list[tuple[str, list[_Item]]] = []
+        for path, of_path in lists.items():
+            items = [item for item in of_path if path_of[item.name] == path]
+            self._parts += [(path, items[at : at + size]) for at in range(0, len(items), size)]
+        # Paths without a report yet, except those whose files belong to others.
+        owners = set(path_of.values())
+        self._empty = [path for path in lists if path in owners or not lists[path]]
         self._next = 0
         self._reports: dict[int, dict[str, Any]] = {}
         self.statuses = {0}
@@ -86,12 +92,9 @@ class ListRun(Loop):
         if self._next == len(self._parts):
             return None
         number, self._next = self._next, self._next + 1
-        part = self._parts[number]
+        path, part = self._parts[number]
         files = {item.name: item.read() for item in part if item.read is not None}
-        # A part may hold no file of some paths.
-        named = [path for path in self._paths
-                 if any(name == path or name.startswith(f"{path.rstrip('/')}/") for name in files)
-                 ] if files else [item.name for item in part]  # fmt: skip
+        named = [path] if files else [item.name for item in part]
         words = (self._command, *named, *self._options, "--json", f"{FOLDER}/{REPORT}")
         task = Task(f"{self._command}, part {number + 1} of {len(self._parts)}", words, files,
                     in_folder=bool(files))  # fmt: skip
@@ -101,14 +104,19 @@ class ListRun(Loop):
                 return
             self.statuses.add(done.status)
             self._reports[number] = _report_of(done)
+            self._empty = [one for one in self._empty if one != path]
 
         self.handlers[task.name] = take
         return task
 
     def report(self) -> str:
         if not self._reports:
-            raise Refused(f"{', '.join(self._paths)}: {_NO_RECORDING}")
+            raise Refused(f"{', '.join(self._empty)}: {_NO_RECORDING}")
         whole = merged([report for _, report in sorted(self._reports.items())])
+        for path in self._empty:
+            whole["refused"] += 1
+            whole["refusals"].append({"file": path, "reason": f"{path}: {_NO_RECORDING}"})
+            self.statuses.add(2)
         return json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
 
     def status(self) -> int:

@@ -69,6 +69,18 @@ std::optional<ConformMismatch> difference_of_backend(const TensorPlanInputs& inp
   return first_difference(recorded["views"], views, "views (backend)");
 }
 
+// Compares one plan with the model's and the backend's, and counts the compared views.
+std::optional<ConformMismatch> mismatch_of(const PlanRecording& recording,
+                                           const ViewSource& backend, std::int64_t& views) {
+  const nlohmann::json recorded = compared_results(recording);
+  auto mismatch = first_difference(recorded, plan_record(recording, recorded), "");
+  views += count_pool_views(recorded);
+  const auto* inputs = std::get_if<TensorPlanInputs>(&recording.inputs);
+  if (mismatch || !backend || inputs == nullptr || !recorded.contains("views")) return mismatch;
+  views += count_pool_views(recorded);
+  return difference_of_backend(*inputs, recorded, backend);
+}
+
 }  // namespace
 
 Result<LayoutConformance> conform_layouts(const std::string& path, const ViewSource& backend) {
@@ -76,13 +88,12 @@ Result<LayoutConformance> conform_layouts(const std::string& path, const ViewSou
   LayoutConformance result;
   result.file = path;
   for (const PlanRecording& recording : recordings) {
-    const nlohmann::json recorded = compared_results(recording);
-    auto mismatch = first_difference(recorded, plan_record(recording, recorded), "");
-    result.views += count_pool_views(recorded);
-    const auto* inputs = std::get_if<TensorPlanInputs>(&recording.inputs);
-    if (!mismatch && backend && inputs != nullptr && recorded.contains("views")) {
-      mismatch = difference_of_backend(*inputs, recorded, backend);
-      result.views += count_pool_views(recorded);
+    std::optional<ConformMismatch> mismatch;
+    try {
+      mismatch = mismatch_of(recording, backend, result.views);
+    } catch (const nlohmann::json::exception& error) {
+      // A value of a type that no comparison expects. The other files are still compared.
+      return fail("{}:{}: {}", path, recording.line, error.what());
     }
     ++result.plans;
     if (!mismatch) {

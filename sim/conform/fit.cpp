@@ -365,6 +365,8 @@ Result<Fit> fit_policies(const std::vector<std::string>& paths, const FitOptions
   for (const std::string& path : paths) {
     if (stop_requested()) return fail("stopped before all recordings were read");
     LS_ASSIGN_OR_RETURN(auto recording, read_recording(path));
+    if (recording.steps.empty() && recording.end.is_cut_off)
+      return fail("{} is {}; it shows no policy", path, cut_off_text(recording.end));
     recordings.push_back({path, std::make_shared<const Recording>(std::move(recording))});
     const RecordedEngine& first = recordings.front().recording->header.engine;
     const RecordedEngine& engine = recordings.back().recording->header.engine;

@@ -18,6 +18,13 @@ namespace {
 
 using nlohmann::json;
 
+// The member `key` of a recorded object; an empty object if the recording has something else there,
+// so that the comparison reports the mismatch.
+json member(const json& recorded, const char* key) {
+  const auto found = recorded.find(key);
+  return found != recorded.end() && found->is_object() ? *found : json::object();
+}
+
 constexpr std::int64_t kCopiedBytesMax = 128 << 20;  // larger allocations were not copied
 
 // A spec with everything that follows from it.
@@ -184,7 +191,7 @@ json runner_record(const WorkerPages& pages, const json& recorded, bool zeroes) 
                                              {"first", group.first},
                                              {"kernel_block_size", group.kernel_block_size},
                                              {"kernel_block_stride", group.kernel_block_stride}});
-  const json names = recorded.value("views", json::object());
+  const json names = member(recorded, "views");
   for (const LayerPage& layer : pages.layers)
     if (names.contains(layer.name)) record["views"][layer.name] = layer_record(layer);
   if (json zero = zeroes ? zero_record(pages) : json(); !zero.is_null())
@@ -212,7 +219,7 @@ json pool_record(const OverlaidPlanInputs& recording, const Placement& plan,
   // Bare layers bind nothing.
   if (recording.backend == "by layer")
     for (LayerPage& layer : pages->layers) layer.binding = PageBinding::as_is;
-  record[runner] = runner_record(*pages, recorded.value(runner, json::object()), !has_host);
+  record[runner] = runner_record(*pages, member(recorded, runner), !has_host);
   if (num_blocks != 3 || has_host) return record;
   json first = lost_record(*pages, true), second = lost_record(*pages, false);
   const bool loses = !first.empty() || !second.empty();
@@ -356,6 +363,7 @@ json tensor_plan_record(const TensorPlanInputs& inputs, const json& recorded) {
     planned["groups"].push_back(tensor_group_record(group));
   for (const KVCacheTensor& tensor : config.tensors)
     planned["tensors"].push_back({{"size", tensor.size_bytes}, {"shared_by", tensor.shared_by}});
+  if (config.groups.empty()) return record;
   const Capacity capacity = capacity_of(config, inputs.options);
   record["max_concurrency"] = capacity.max_concurrency;
   record["capacity_tokens"] = capacity.capacity_tokens;
@@ -426,10 +434,11 @@ static json overlaid_plan_record(const OverlaidPlanInputs& recording, const json
   else
     record["block_sizes"] = {{"refused", sizes.error().message}};
   bool copies_lose = false;
-  const json pools = recorded.value("pools", json::object());
+  const json pools = member(recorded, "pools");
   for (const auto& [name, pool] : pools.items())
-    record["pools"][name] = pool_record(recording, plan, memory.layers,
-                                        std::strtoll(name.c_str(), nullptr, 10), pool, copies_lose);
+    if (const auto num_blocks = std::strtoll(name.c_str(), nullptr, 10); num_blocks > 0)
+      record["pools"][name] =
+          pool_record(recording, plan, memory.layers, num_blocks, pool, copies_lose);
   if (copies_lose) record["defects"].push_back("copy");
   if (std::ranges::any_of(*plans, has_foreign_tensor)) record["defects"].push_back("stage");
   return record;
@@ -478,10 +487,8 @@ json pools_record(const KVCacheConfig& plan, AttentionBackend backend, const jso
       record[key] = {{"refused", views.error().message}};
       continue;
     }
-    record[key] = {
-        {"kernel_block_sizes", views->kernel_block_sizes},
-        {"views", views_record(small, *views,
-                               pool.is_object() ? pool.value("views", json::object()) : json())}};
+    record[key] = {{"kernel_block_sizes", views->kernel_block_sizes},
+                   {"views", views_record(small, *views, member(pool, "views"))}};
   }
   return record;
 }

@@ -422,6 +422,7 @@ Result<SameRuns> compare_hashes(const std::string& left, const std::string& righ
 enum class Compared : std::uint8_t { recording, hashes };
 
 Result<Compared> format_of(const std::string& path) {
+  LS_RETURN_IF_ERROR(check_read_twice(path));
   LS_ASSIGN_OR_RETURN(auto lines, LineReader::open(path));
   std::string_view line;
   LS_RETURN_IF_ERROR(lines.next(line));

@@ -2,7 +2,9 @@
 // comes to.
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "tests/cli/command.h"
 
@@ -116,6 +118,59 @@ TEST(Conform, OfNothingButRefusedFilesHasNoResult) {
   EXPECT_EQ(outcome.out, "");
   EXPECT_NE(outcome.err.find("nowhere.jsonl"), std::string::npos) << outcome.err;
   EXPECT_NE(outcome.err.find("README.md:1"), std::string::npos) << outcome.err;
+}
+
+TEST(Conform, AFolderWithoutARecordingIsRefusedAndTheOthersAreCompared) {
+  const std::string empty = fresh_path("empty");
+  std::filesystem::create_directory(empty);
+  for (const std::string command : {"conform", "audit"}) {
+    const Outcome outcome = run_lockstep({command, kFamily, empty});
+    EXPECT_EQ(outcome.status, 2) << command;
+    EXPECT_NE(outcome.out.find("  " + empty + ": contains no recording\n"), std::string::npos)
+        << command << outcome.out;
+    EXPECT_EQ(outcome.err, "lockstep: 1 of 3 files refused\n") << command;
+    EXPECT_EQ(run_lockstep({command, empty}).err,
+              "lockstep: " + empty + ": contains no recording\n");
+  }
+}
+
+// The JSON library throws where a value is not of the type that a key has.
+TEST(Conform, AValueOfAnotherTypeInAPlanIsAMismatchOfItsLine) {
+  const std::string folder = fresh_path("plans");
+  std::filesystem::create_directory(folder);
+  const std::string plans = sample_path("recordings/vllm-0.33.0/layouts.jsonl");
+  Json line;
+  std::istringstream lines(read_text(plans));
+  for (std::string text; !line.contains("pools") || line.at("pools").empty();) {
+    ASSERT_TRUE(std::getline(lines, text));
+    line = Json::parse(text);
+  }
+  const std::string pool = line.at("pools").begin().key();
+  const Json::json_pointer at("/pools/" + pool);
+  std::string changed;
+  for (const Json& value : {Json(), Json(5), Json::array({1}), Json("pool")}) {
+    for (const Json::json_pointer& place :
+         {at, at / "first_runner", at / "first_runner" / "views", Json::json_pointer("/pools")}) {
+      Json other = line;
+      other[place] = value;
+      changed += other.dump() + "\n";
+    }
+  }
+  // A pool without blocks.
+  Json renamed = line;
+  renamed["pools"] = {{"0", line.at(at)}};
+  write_text(folder + "/changed.jsonl", changed + renamed.dump() + "\n");
+  std::filesystem::copy_file(plans, folder + "/plans.jsonl");
+  const std::string json_path = fresh_path("plans.json");
+  const Outcome outcome = run_lockstep({"conform", folder, "--json", json_path});
+  EXPECT_EQ(outcome.status, 1) << outcome.err;
+  const Json json = Json::parse(read_text(json_path));
+  EXPECT_EQ(json.at("refused"), 0);
+  ASSERT_EQ(json.at("mismatches").size(), 17u) << outcome.out;
+  for (const Json& mismatch : json.at("mismatches")) {
+    EXPECT_EQ(mismatch.at("file"), folder + "/changed.jsonl");
+    EXPECT_TRUE(mismatch.at("what").get<std::string>().starts_with("pools")) << mismatch;
+  }
 }
 
 TEST(Audit, OfManyFilesJudgesAllThatItCan) {

@@ -83,8 +83,7 @@ TEST(Fuzz, AFailureOfAGuidedRunNamesTheRunThatRepeatsIt) {
 TEST(Fuzz, OnAGpuThereIsOneModeAndWithoutAGpuItSaysWhy) {
   const Outcome mode = run_lockstep({"fuzz", "--backend", "cuda", "--check", "hunt"});
   EXPECT_EQ(mode.status, 2);
-  EXPECT_NE(mode.err.find("--check: --backend cuda has only mode fast"),
-            std::string::npos)
+  EXPECT_NE(mode.err.find("--check: --backend cuda has only mode fast"), std::string::npos)
       << mode.err;
   const Outcome gpu = run_lockstep({"fuzz", "--backend", "cuda", "--runs", "1"});
   EXPECT_TRUE(gpu.status == 0 || gpu.err.find("--backend cuda: no GPU: ") != std::string::npos)
@@ -139,7 +138,37 @@ TEST(Fuzz, RefusesWhatCannotBe) {
   refused({"--seed", "1", "--mutant", "no-such-defect"}, "no-such-defect");
   refused({"--merge", "no-such-file"}, "no-such-file");
   refused({"--no-shrink"}, "--save");
+  refused({"--merge", "no-such-file", "--seed", "1", "--backend", "none"},
+          "--merge runs nothing; omit the options of a search: --seed 1 --backend none");
+  refused({"--merge", "no-such-file", "--save", "cases"}, "omit the options of a search: --save");
   refused({"--save", "cases", "--shrink-seconds", "-1"}, "--shrink-seconds");
+}
+
+// `cat monday.json tuesday.json > all.json`, and a report whose counts contradict each other.
+TEST(Fuzz, MergesNoReportThatHasMoreOrLessThanItShows) {
+  const std::string monday = report_of({"--backend", "none", "--runs", "3"}, "monday.json");
+  const std::string tuesday =
+      report_of({"--backend", "none", "--seed", "4", "--runs", "3"}, "tuesday.json");
+  const auto merged = [](const std::string& text) {
+    const std::string path = fresh_path("all.json");
+    write_text(path, text);
+    Outcome outcome = run_lockstep({"fuzz", "--merge", path});
+    EXPECT_EQ(outcome.out.find("Verdict"), std::string::npos) << outcome.out;
+    EXPECT_EQ(outcome.status == 2, !outcome.err.empty()) << outcome.err;
+    return outcome.err;
+  };
+  EXPECT_NE(merged(monday + tuesday).find(":2: a second report"), std::string::npos);
+  for (const auto& [from, to] :
+       {std::pair{"\"cases\":3", "\"cases\":0"}, std::pair{"\"cases\":3", "\"cases\":4"},
+        std::pair{"\"agreed\":3", "\"agreed\":9223372036854775807"}}) {
+    std::string text = monday;
+    text.replace(text.find(from), std::string_view(from).size(), to);
+    EXPECT_NE(merged(text).find("do not add up to \"cases\""), std::string::npos) << merged(text);
+  }
+  std::string text = monday;
+  text.replace(text.find("\"runs\":3"), 8, "\"runs\":5");
+  EXPECT_NE(merged(text).find("shard 0/1 from seed 1 has 3 of its 5 cases"), std::string::npos)
+      << merged(text);
 }
 
 TEST(Fuzz, OnATerminalSaysHowLongTheRestTakes) {

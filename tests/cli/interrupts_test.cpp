@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <spawn.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -201,6 +202,19 @@ TEST(Interrupts, AnInterruptedShardIsNotMerged) {
   const Outcome merged = run_lockstep({"fuzz", "--merge", json});
   EXPECT_EQ(merged.status, 2);
   EXPECT_NE(merged.err.find("shard 0/2 was interrupted after "), std::string::npos) << merged.err;
+}
+
+TEST(Interrupts, AFifoWithoutAWriterDoesNotKeepTheSignal) {
+  const std::string fifo = fresh_path("fifo");
+  ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);
+  Running run({"fuzz", "--merge", fifo});
+  run.wait_until_it_works();
+  run.send(SIGTERM);
+  // The second signal ends a command that still waits, with the same status.
+  std::this_thread::sleep_for(1s);
+  EXPECT_NE(run.out().find("Interrupted by SIGTERM"), std::string::npos);
+  run.send(SIGTERM);
+  EXPECT_EQ(run.wait(), 143);
 }
 
 // `timeout` signals the process and then its group: one signal, seen twice.

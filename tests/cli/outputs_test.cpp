@@ -154,6 +154,38 @@ TEST(Outputs, AFullDeviceIsAnErrorOfItsFile) {
       << outcome.err;
 }
 
+TEST(Outputs, TwoOptionsDoNotWriteOneFileAndNoInputIsOverwritten) {
+  const std::string trace = fresh_path("trace.jsonl"), out = fresh_path("out"),
+                    link = fresh_path("link");
+  fs::copy_file(kSample, trace);
+  fs::create_symlink(trace, link);
+  const std::vector<std::string> replay = {"replay", trace, "--backend", "none"};
+  for (const auto& [words, why] : std::vector<std::pair<std::vector<std::string>, std::string>>{
+           {{"--json", trace}, "--json: " + trace + " is also given as FILE"},
+           {{"--json", link}, "--json: " + link + " is also given as FILE"},
+           {{"--json", "-", "--report", "-"}, ": - is also given as "},
+           {{"--json", out, "--junit", fs::path(out).parent_path() / "." / "out"},
+            " is also given as --json"}}) {
+    std::vector<std::string> all = replay;
+    all.insert(all.end(), words.begin(), words.end());
+    const Outcome outcome = run_lockstep(all);
+    EXPECT_EQ(outcome.status, 2) << words_of(all);
+    EXPECT_EQ(outcome.out, "") << words_of(all);
+    EXPECT_NE(outcome.err.find(why), std::string::npos) << words_of(all) << outcome.err;
+  }
+  EXPECT_EQ(read_text(trace), read_text(kSample));
+  EXPECT_FALSE(fs::exists(out));
+  std::vector<std::string> null = replay;
+  null.insert(null.end(), {"--json", "/dev/null", "--report", "/dev/null"});
+  EXPECT_EQ(run_lockstep(null).status, 0);
+  // A word that is also the name of a file.
+  EXPECT_EQ(run_program("/bin/sh", {"-c", "cd '" + fs::path(out).parent_path().string() +
+                                              "' && touch none && '" LOCKSTEP_COMMAND
+                                              "' replay trace.jsonl --backend none --json none"})
+                .status,
+            0);
+}
+
 TEST(Outputs, APathThatCannotBeWrittenIsRefusedBeforeTheWork) {
   const std::string folder = fresh_path("refused");
   fs::create_directory(folder);

@@ -16,6 +16,9 @@ struct Refusal {
   const char* names;  // a word of the message
 };
 
+const std::string kCase =
+    LOCKSTEP_SOURCE_DIR "/tests/regressions/eagle_beside_states_alone.case.jsonl";
+
 class Refused : public testing::TestWithParam<Refusal> {};
 
 TEST_P(Refused, WithStatusTwoAndTheCulpritNamed) {
@@ -204,6 +207,30 @@ INSTANTIATE_TEST_SUITE_P(
                 {"replay", sample_path("recordings/vllm-0.22.1/preemption/0002.jsonl"),
                  "--num-blocks", "99"},
                 "--num-blocks"},
+        Refusal{"NotANumberOfSeconds", {"fuzz", "--seconds", "nan"}, "--seconds"},
+        Refusal{"NotANumberOfAHitShare",
+                {"audit", kSample, "--min-hit-share", "NaN"},
+                "--min-hit-share"},
+        Refusal{"UnknownLayoutOfACapacity",
+                {"capacity", "llama-3.1-8b", "--layout", "abc"},
+                "--layout: 'abc' is not NHD or HND"},
+        Refusal{"LayoutOfANewerPlanner",
+                {"capacity", "llama-3.1-8b", "--engine", "vllm-0.22.1", "--layout", "BLHNC"},
+                "--layout: 'BLHNC' is not NHD or HND"},
+        Refusal{
+            "AFindingWithoutCases", {"findings", "30"}, "no case tests an engine for finding 30"},
+        Refusal{"ADefectOfAWorkerThatDoesNotRun",
+                {"replay", kSample, "--backend", "simt", "--plant", "no-such-defect"},
+                "--plant applies only to vLLM's own worker"},
+        Refusal{"ARunnerOfAWorkerThatDoesNotRun",
+                {"fuzz", "--runs", "1", "--runner", "v2"},
+                "--runner applies only to vLLM's own worker"},
+        Refusal{"StatesOfAWorkerThatDoesNotRun",
+                {"explain", kCase, "--states", "gdn"},
+                "--states applies only to vLLM's own worker"},
+        Refusal{"ARunnerOfAnotherWorker",
+                {"worker", "worker:true", kSample, "--runner", "v2"},
+                "--runner applies only to vLLM's own worker"},
         Refusal{"APromptOfNoTokens", {"capacity", "--prompt-tokens", "0"}, "--prompt-tokens"},
         Refusal{"NoGeneratedCase", {"relations", "--runs", "0"}, "--runs"},
         Refusal{"ConformOnATrace", {"conform", kSample}, "conform"},
@@ -219,6 +246,46 @@ INSTANTIATE_TEST_SUITE_P(
                 {"replay", kSample, "--backend", "none", "--json", "no/such/folder/x.json"},
                 "no/such/folder"}),
     [](const auto& refusal) { return std::string(refusal.param.name); });
+
+// `lockstep fuzz --decisions "$UNSET"`: many options mean by an empty value that they are not given.
+TEST(AnEmptyValue, IsRefusedForEveryOptionThatNeedsOne) {
+  const std::vector<std::vector<std::string>> lines = {
+      {"fuzz", "--runs", "1", "--backend", "none", "--decisions", ""},
+      {"fuzz", "--runs", "1", "--backend", "none", "--decisions="},
+      {"fuzz", "--runs", "1", "--backend", "none", "--mutant", ""},
+      {"fuzz", "--runs", "1", "--backend", "none", "--shard", ""},
+      {"fuzz", "--runs", "1", "--backend", "none", "--json", ""},
+      {"conform", sample_path("recordings/vllm-0.22.1/preemption"), "--engine", ""},
+      {"findings", "2", "--engine", ""},
+      {"layout", "--model", ""},
+      {"replay", kSample, "--backend", "none", "--faults", ""}};
+  for (const std::vector<std::string>& words : lines) {
+    const Outcome outcome = run_lockstep(words);
+    std::string name = words.back().empty() ? words[words.size() - 2] : words.back();
+    if (name.ends_with('=')) name.pop_back();
+    EXPECT_EQ(outcome.status, 2) << words.front() << name;
+    EXPECT_EQ(outcome.out, "") << words.front() << name;
+    EXPECT_TRUE(outcome.err.starts_with(name + ": empty value\n")) << name << outcome.err;
+  }
+  EXPECT_TRUE(run_lockstep({"check-adapter", ""}).err.starts_with("ENGINE: empty value\n"));
+  // Its value is optional.
+  EXPECT_EQ(run_lockstep({"replay", kSample, "--backend", "none", "--connector"}).status, 0);
+}
+
+TEST(APipe, IsRefusedWhereAFileIsReadTwice) {
+  const std::string recording = sample_path("recordings/vllm-0.22.1/preemption/0002.jsonl");
+  for (const std::string command : {"conform", "audit", "replay", "same"}) {
+    const std::string again = command == "same" ? " " + recording : "";
+    const Outcome outcome =
+        run_program("/bin/sh", {"-c", "cat " + recording + " | '" LOCKSTEP_COMMAND "' " + command +
+                                          " /dev/stdin" + again});
+    EXPECT_EQ(outcome.status, 2) << command;
+    EXPECT_EQ(outcome.err,
+              "lockstep: /dev/stdin: found a pipe or a device; expected a file, which is read more "
+              "than once\n")
+        << command;
+  }
+}
 
 // A bundled file with one place changed.
 struct Changed {

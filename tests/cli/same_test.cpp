@@ -286,5 +286,20 @@ TEST(Same, EveryDataParallelRankHasItsOwnHashes) {
   EXPECT_EQ(same_json(stem + ".dp0.jsonl", stem + ".dp1.jsonl", 1).at("same"), false);
 }
 
+// Killed before its first step: nothing is compared, so nothing is the same.
+TEST(Same, ARecordingCutOffBeforeItsFirstStepHasNoVerdict) {
+  const std::string text = read_text(kRecording);
+  const std::string path = fresh_path("killed.jsonl");
+  write_text(path, text.substr(0, text.find('\n') + 9));
+  for (const std::vector<std::string>& words :
+       {std::vector<std::string>{"same", path, path}, {"same", path, kRecording}, {"fit", path}}) {
+    const Outcome outcome = run_lockstep(words);
+    EXPECT_EQ(outcome.status, 2) << words.front() << outcome.out;
+    EXPECT_EQ(outcome.out, "") << words.front();
+    EXPECT_NE(outcome.err.find(path + " is cut off before its first step"), std::string::npos)
+        << words.front() << outcome.err;
+  }
+}
+
 }  // namespace
 }  // namespace lockstep::tests

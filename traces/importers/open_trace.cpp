@@ -197,6 +197,7 @@ Result<ImportOptions> import_options_from_text(std::string_view text) {
 // Reads the first line only, unless it is "{". A cut-off line is reported as such rather than as an
 // unknown format.
 Result<FileFormat> detect_format(const std::string& path) {
+  LS_RETURN_IF_ERROR(check_read_twice(path));
   LS_ASSIGN_OR_RETURN(auto lines, LineReader::open(path));
   std::string_view line;
   LS_RETURN_IF_ERROR(lines.next(line));

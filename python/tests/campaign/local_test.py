@@ -195,6 +195,20 @@ class Campaign(unittest.TestCase):
             status, out, err = self.campaign("--workers", "3", *words, "--json", str(parts))
             self.assertEqual((status, out), (one.returncode, ""), err)
             self.assertEqual(parts.read_text(), whole.read_text())
+        # Files of another path in one part must not hide that a folder has no recording.
+        with tempfile.TemporaryDirectory(dir=ROOT) as empty:
+            folder = Path(empty).name
+            words = ("audit", folder, "traces/samples/recordings/vllm-0.22.1/preemption")
+            for content in (None, "no recording\n"):
+                if content:
+                    (Path(empty) / "README").write_text(content)
+                one = lockstep(*words, "--json", whole)
+                self.assertEqual(one.returncode, 2)
+                status, _, err = self.campaign("--workers", "1", *words, "--json", str(parts))
+                self.assertEqual(status, 2, err)
+                refusals = [json.loads(path.read_text())["refusals"] for path in (whole, parts)]
+                reason = f"{folder}: contains no recording"
+                self.assertEqual(refusals, [[{"file": folder, "reason": reason}]] * 2)
         status, out, err = self.campaign("mutants", "hash-stale", "drop-slot", "--shrink", "1")
         self.assertEqual(status, 0, err)
         report = json.loads(out)
