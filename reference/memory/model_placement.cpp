@@ -116,7 +116,9 @@ PlacementOptions placement_options(const PlanOptions& given, const LayerSpecs& l
 std::int64_t number_of(const std::string& name) { return layer_number(name).value_or(-1); }
 
 Result<std::vector<WorkerShare>> stages_of(const LayerSpecs& layers, const PlanOptions& options) {
-  LS_ASSIGN_OR_RETURN(const auto of_layers, layer_stages(layers, options));
+  if (const std::int64_t count = num_layers(layers, options); options.pp > 1 && count < options.pp)
+    return fail("--pp {}: the model has {} layers; use at most that", options.pp, count);
+  const std::vector<std::int64_t> of_layers = layer_stages(layers, options);
   std::vector<WorkerShare> stages(static_cast<std::size_t>(options.pp),
                                   {.layer_names = {}, .memory_bytes = options.memory_bytes});
   for (std::size_t i = 0; i < layers.size(); ++i) {

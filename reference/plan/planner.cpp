@@ -160,10 +160,9 @@ Result<void> check_sizes(const LayerSpecs& layers) {
 }
 
 // The layers of each stage.
-Result<std::vector<LayerSpecs>> pipeline_stages(const LayerSpecs& layers,
-                                                const PlanOptions& options) {
+std::vector<LayerSpecs> pipeline_stages(const LayerSpecs& layers, const PlanOptions& options) {
   LS_CHECK(options.pp >= 1, "pp {}", options.pp);
-  LS_ASSIGN_OR_RETURN(const auto of_layers, layer_stages(layers, options));
+  const std::vector<std::int64_t> of_layers = layer_stages(layers, options);
   std::vector<LayerSpecs> stages(static_cast<std::size_t>(options.pp));
   for (std::size_t i = 0; i < layers.size(); ++i)
     stages[static_cast<std::size_t>(of_layers[i])].push_back(layers[i]);
@@ -319,7 +318,7 @@ KVCacheConfig kv_cache_config(Groups groups, std::int64_t memory_bytes,
 
 Result<TensorPlan> plan_memory(LayerSpecs layers, PlanOptions options, const PoolSize& pool_size) {
   TensorPlan plan;
-  LS_ASSIGN_OR_RETURN(const std::vector<LayerSpecs> stages, pipeline_stages(layers, options));
+  const std::vector<LayerSpecs> stages = pipeline_stages(layers, options);
   // Releases with this planner shard the tokens of every layer.
   for (NamedSpec& layer : layers) layer.spec.dcp_sharded = true;
   LS_RETURN_IF_ERROR(check_sizes(layers));
