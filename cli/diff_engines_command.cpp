@@ -70,13 +70,12 @@ Result<MemoryDiff> diff_memory(const DiffOptions& options,
   const ElementType type = *element_type_from_name(run.recipe.dtype);
   plan.kv_dtype = type.dtype;
   plan.kv_quant_mode = type.mode;
+  if (!given.has("dtype")) LS_RETURN_IF_ERROR(take_checkpoint_format(diff.model, plan));
   plan.backend = run.attention_backend;
   plan.tp = run.tensor_parallel_size;
   plan.pp = run.pipeline_parallel_size;
   plan.dcp = run.engine.dcp;
   plan.pcp = run.engine.pcp;
-  plan.mamba_chunk_size = diff.model.mamba_chunk_size;
-  plan.mtp_modules = diff.model.mtp_modules;
   plan.mamba_cache_mode = run.engine.mamba_cache_mode;
   plan.disable_hybrid_kv_cache_manager = run.recipe.disable_hybrid_kv_cache_manager;
   plan.max_num_batched_tokens = run.engine.max_num_batched_tokens;
@@ -85,6 +84,7 @@ Result<MemoryDiff> diff_memory(const DiffOptions& options,
                            : std::min<std::int64_t>(diff.model.max_model_len, 32768);
   if (given.has("block_size")) plan.block_size = run.engine.block_size;
   if (given.has("num_blocks")) plan.num_gpu_blocks_override = run.cache.num_blocks;
+  LS_RETURN_IF_ERROR(take_model(diff.model, plan));
   LS_ASSIGN_OR_RETURN(
       diff.releases,
       memory_of_releases(diff.model, plan, given.has("mamba_cache_mode"), run.engine, engines));
@@ -370,7 +370,10 @@ Result<int> diff(const DiffOptions& options, CommandReport& report) {
   std::optional<MemoryDiff> memory;
   if (options.replay.run.has("model")) {
     LS_ASSIGN_OR_RETURN(memory, diff_memory(options, engines));
-    fmt::print("{}\n", memory_table(memory->model, memory->options, memory->releases));
+    fmt::print("{}", memory_table(memory->model, memory->options, memory->releases));
+    for (const std::string& assumption : memory->model.assumptions)
+      fmt::print("  assumed from the config.json: {}\n", assumption);
+    fmt::print("\n");
   }
   if (options.replay.file.empty()) {
     if (!memory) return fail("diff-engines needs a FILE, a --model to compare memory, or both");

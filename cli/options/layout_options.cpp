@@ -119,8 +119,12 @@ std::vector<std::string> plan_warnings(const LayoutArguments& a, const ModelSpec
     warnings.push_back(fmt::format(
         "planned by the rules of {}: {} may plan and lay out its pages differently ({})",
         kPlannerOfTensors, release->name, name_of(release->page_format)));
-  if (const std::int64_t drafts = num_draft_layers(model);
-      drafts > 0 && options.num_spec > 0 && !options.has_drafter)
+  const std::int64_t drafts = num_draft_layers(model);
+  if (options.num_spec > 0 && drafts == 0)
+    warnings.push_back(
+        "no layers of a draft model are planned: MTP layers of the checkpoint "
+        "(num_nextn_predict_layers, mtp_num_hidden_layers) or an EAGLE model keep more");
+  if (drafts > 0 && options.num_spec > 0 && !options.has_drafter)
     warnings.push_back(fmt::format("the draft model's layers are left out: {} of {} layers", drafts,
                                    model.layers.size()));
   if (options.max_model_len <= hit_step_tokens)
@@ -160,8 +164,6 @@ Result<PlanOptions> plan_options(const LayoutArguments& a, const ModelSpec& mode
   // A request of a model's full million tokens would not fit most memories, and the plan would be
   // refused.
   if (o.max_model_len == 0) o.max_model_len = std::min<std::int64_t>(model.max_model_len, 32768);
-  o.mamba_chunk_size = model.mamba_chunk_size;
-  o.mtp_modules = model.mtp_modules;
   LS_RETURN_IF_ERROR(a.kv_dtype == "auto" ? take_checkpoint_format(model, o)
                                           : set_kv_dtype(a.kv_dtype, o));
   if (!a.ssm_dtype.empty()) {
@@ -175,6 +177,7 @@ Result<PlanOptions> plan_options(const LayoutArguments& a, const ModelSpec& mode
                                      "--backend", a.backend, from_name<AttentionBackend>,
                                      "flash_attn, flashinfer, triton_attn, triton_mla, flashmla"));
   LS_ASSIGN_OR_RETURN(o.memory_bytes, parse_size("--memory", a.memory));
+  LS_RETURN_IF_ERROR(take_model(model, o));
   if (a.host_pool.empty()) return o;
   if (!placed) return fail("--hisparse-host needs a release whose groups overlay one allocation");
   LS_ASSIGN_OR_RETURN(o.host_pool_bytes, parse_size("--hisparse-host", a.host_pool));

@@ -79,8 +79,9 @@ Result<PlacementLayer> facts_of(const NamedSpec& named, AttentionBackend chosen,
 }
 
 std::string format_name(const PlanOptions& options, const LayerSpecs& layers) {
-  const auto in_bytes = std::ranges::find_if(
-      layers, [](const NamedSpec& layer) { return !layer.spec.cache_dtype_str.empty(); });
+  const auto in_bytes = std::ranges::find_if(layers, [](const NamedSpec& layer) {
+    return layer.spec.cache_dtype_str.ends_with("_ds_mla");
+  });
   if (in_bytes != layers.end()) return in_bytes->spec.cache_dtype_str;
   const KVQuantMode mode = options.kv_quant_mode;
   if (is_per_token_head(mode) || mode == KVQuantMode::nvfp4) return std::string(name_of(mode));
@@ -114,23 +115,15 @@ PlacementOptions placement_options(const PlanOptions& given, const LayerSpecs& l
 // -1: of no layer.
 std::int64_t number_of(const std::string& name) { return layer_number(name).value_or(-1); }
 
-// Runs of the model's layers that are nearly equally long; what does not divide goes to the stages
-// before the last (vllm/distributed/utils.py, get_pp_indices). Layers without a number come last,
-// and so does the drafter.
 Result<std::vector<WorkerShare>> stages_of(const LayerSpecs& layers, const PlanOptions& options) {
-  std::int64_t count = 0;
-  for (const NamedSpec& layer : layers)
-    if (!layer.is_draft) count = std::max(count, number_of(layer.name) + 1);
-  if (options.pp > 1 && count < options.pp)
-    return fail("--pp {}: the model has {} layers with a cache; use at most that", options.pp,
-                count);
+  if (const std::int64_t count = num_layers(layers, options); options.pp > 1 && count < options.pp)
+    return fail("--pp {}: the model has {} layers; use at most that", options.pp, count);
+  const std::vector<std::int64_t> of_layers = layer_stages(layers, options);
   std::vector<WorkerShare> stages(static_cast<std::size_t>(options.pp),
                                   {.layer_names = {}, .memory_bytes = options.memory_bytes});
-  for (const NamedSpec& layer : layers) {
-    const std::int64_t number = layer.is_draft ? -1 : number_of(layer.name);
-    std::int64_t stage = options.pp - 1;
-    while (number >= 0 && stage > 0 && number < stage_begin(count, options.pp, stage)) --stage;
-    std::vector<std::string>& names = stages[static_cast<std::size_t>(stage)].layer_names;
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    const NamedSpec& layer = layers[i];
+    std::vector<std::string>& names = stages[static_cast<std::size_t>(of_layers[i])].layer_names;
     names.push_back(layer.name);
     if (options.host_pool_bytes == 0 || layer.index_topk == 0) continue;
     for (const std::string_view suffix : {kResidentSuffix, kHotSuffix})

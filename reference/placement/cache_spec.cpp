@@ -369,6 +369,11 @@ KernelSizes kernel_sizes(const CacheBackend& backend, DeviceFamily device,
   if (backend.name == "flashmla_sparse" && device == DeviceFamily::sm100 &&
       spec.kv_quant_mode != KVQuantMode::none)
     return {{64}, 0};
+  // The Hopper kernel of heads of 512 in fp8 reads 64 tokens at a time (flash_attn.py,
+  // _get_sm90_fa4_fp8_kv_block_size()).
+  if (backend.name == "flash_attn" && device == DeviceFamily::sm90 && spec.head_size == 512 &&
+      spec.kv_quant_mode == KVQuantMode::fp8_per_tensor)
+    return {{64}, 0};
   return {backend.listed, backend.multiple_of};
 }
 

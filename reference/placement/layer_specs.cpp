@@ -79,9 +79,10 @@ struct TokenBackend {
   KernelSizes sizes;
 };
 
-// Distinct, in layer order.
+// Distinct, in layer order. `main`: the layer with the model's heads; nullptr: none.
 std::vector<TokenBackend> token_backends(const std::vector<PlacementLayer>& layers,
-                                         DeviceFamily device) {
+                                         const PlacementLayer* main,
+                                         const PlacementOptions& options) {
   std::vector<TokenBackend> backends;
   for (const PlacementLayer& layer : layers) {
     const CacheBackend* backend = find_cache_backend(layer.backend);
@@ -89,7 +90,9 @@ std::vector<TokenBackend> token_backends(const std::vector<PlacementLayer>& laye
     if (std::ranges::find(backends, backend, &TokenBackend::backend) != backends.end()) continue;
     KVCacheSpec facts;
     if (layer.spec) facts.tokens_per_state = layer.spec->tokens_per_state;
-    backends.push_back({backend, kernel_sizes(*backend, device, facts)});
+    facts.head_size = main != nullptr ? main->spec->head_size : 0;
+    facts.kv_quant_mode = cache_format(options.format, options.model_dtype).mode;
+    backends.push_back({backend, kernel_sizes(*backend, options.device, facts)});
   }
   return backends;
 }
@@ -458,8 +461,8 @@ Result<BlockAlignment> align_blocks(const std::vector<PlacementLayer>& facts,
                                     const PlacementOptions& options) {
   BlockAlignment alignment{
       options.block_size.value_or(kDefaultBlock), options.max_model_len, {}, {}};
-  const std::vector<TokenBackend> backends = token_backends(facts, options.device);
   const PlacementLayer* main = main_layer(facts);
+  const std::vector<TokenBackend> backends = token_backends(facts, main, options);
   if (options.mamba_cache_mode == MambaCacheMode::align && main == nullptr)
     alignment.mamba_block_size = alignment.block_size;
   if (backends.empty()) return alignment;

@@ -4,10 +4,13 @@
 
 #include <algorithm>
 #include <iterator>
+#include <map>
+#include <string>
 #include <utility>
 
 #include "reference/plan/page_size.h"
 #include "reference/plan/planner.h"
+#include "reference/plan/rank_plan.h"
 
 namespace lockstep {
 namespace {
@@ -69,8 +72,9 @@ std::vector<StateTensorSpec> state_tensors(const StateFigures& f, const PlanOpti
               {{heads(), f.head_dim, f.head_dim}, DType::fp32}};
     }
     case StateFamily::mamba2: {
-      // Groups that tp does not divide are replicated until every rank has those of its heads.
-      const std::int64_t groups = f.n_groups % options.tp == 0 ? f.n_groups : options.tp;
+      // One group is replicated on every rank.
+      if (f.n_groups > 1) cut.evenly(f.n_groups, "n_groups");
+      const std::int64_t groups = f.n_groups == 1 ? options.tp : f.n_groups;
       const std::int64_t width = f.intermediate_size + 2 * groups * f.state_size;
       return {{{kept_with_drafts, channels(width)}, conv},
               {{heads(), f.head_dim, f.state_size}, ssm}};
@@ -94,13 +98,76 @@ std::int64_t num_draft_layers(const ModelSpec& model) {
   });
 }
 
+namespace {
+
+// vllm/config/model.py, verify_with_parallel_config(), and parallel.py: every release from 0.22.1.
+Result<void> check_ranks(const ModelSpec& model, const PlanOptions& options) {
+  const std::int64_t heads = model.num_attention_heads, tp = options.tp, dcp = options.dcp;
+  if (heads % tp != 0)
+    return fail("--tp {}: it does not divide num_attention_heads {}; the nearest that works is {}",
+                tp, heads, nearest_divisor(heads, tp));
+  if (dcp == 1) return {};
+  if (options.pcp == 1 && tp % dcp != 0)
+    return fail("--dcp {}: it does not divide --tp {}, whose ranks it shares", dcp, tp);
+  std::int64_t kv_heads = 0;  // none: latent rows, which every rank has
+  for (const LayerKind& kind : model.kinds)
+    if (keeps_pairs(kind.spec) && !kind.is_draft)
+      kv_heads = std::max(kv_heads, kind.spec.num_kv_heads);
+  if (kv_heads == 0) return {};
+  if (tp <= kv_heads || dcp > tp / kv_heads)
+    return fail("--dcp {}: num_key_value_heads {} with --tp {} allow at most {}; raise --tp", dcp,
+                kv_heads, tp, std::max<std::int64_t>(tp / kv_heads, 1));
+  if (heads / kv_heads % dcp != 0)
+    return fail("--dcp {}: it does not divide the {} query heads per KV head (num_attention_heads)",
+                dcp, heads / kv_heads);
+  return {};
+}
+
+// Stages keep what their layers read (model_executor/layers/attention/attention.py,
+// kv_sharing_target_layer_name).
+Result<void> check_stages(const ModelSpec& model, const PlanOptions& options) {
+  if (!model.first_shared_layer) return {};
+  if (stage_begin(model.num_hidden_layers, options.pp, options.pp - 1) <= *model.first_shared_layer)
+    return {};
+  return fail(
+      "--pp {}: layers of the last stage read the cache of layer {} (num_kv_shared_layers), "
+      "which another stage has; use --pp 1",
+      options.pp, *model.first_shared_layer);
+}
+
+}  // namespace
+
+Result<void> take_model(const ModelSpec& model, PlanOptions& options) {
+  options.mamba_chunk_size = model.mamba_chunk_size;
+  options.mtp_modules = model.mtp_modules;
+  options.num_hidden_layers = model.num_hidden_layers;
+  LS_RETURN_IF_ERROR(check_ranks(model, options));
+  LS_RETURN_IF_ERROR(check_stages(model, options));
+  const bool is_quantized =
+      itemsize_bytes(options.kv_dtype) == 1 || options.kv_quant_mode != KVQuantMode::none;
+  const bool has_latents = std::ranges::any_of(model.kinds, [](const LayerKind& kind) {
+    return is_full_of_latents(kind.spec.kind) && !kind.has_own_dtype;
+  });
+  if (!is_quantized || !has_latents) return {};
+  if (options.kv_dtype != DType::fp8_e4m3 || options.kv_quant_mode != KVQuantMode::none)
+    return fail("--kv-dtype: no backend keeps latent rows (kv_lora_rank) in {}; use bf16 or fp8",
+                options.kv_quant_mode == KVQuantMode::none ? name_of(options.kv_dtype)
+                                                           : name_of(options.kv_quant_mode));
+  // FLASH_ATTN_MLA, the first choice of platforms/cuda.py, has no fp8.
+  if (options.backend != AttentionBackend::triton_mla) options.backend = AttentionBackend::flashmla;
+  return {};
+}
+
 Result<LayerSpecs> layer_specs(const ModelSpec& model, const PlanOptions& options) {
   LayerSpecs layers;
+  std::map<std::string, std::int64_t> same;  // caches of one name: two in a layer of LongCat
   for (const ModelSpec::Layer& layer : model.layers) {
     const LayerKind& kind = model.kinds[layer.kind];
     if (kind.is_draft && !options.has_drafter) continue;
     NamedSpec& named = layers.emplace_back();
     named.name = fmt::format("layers.{}.{}", layer.index, kind.name);
+    if (const std::int64_t earlier = same[named.name]++; earlier > 0)
+      named.name += fmt::format(".{}", earlier);
     named.spec = kind.spec;
     named.is_draft = kind.is_draft;
     named.index_topk = kind.index_topk;
@@ -121,6 +188,12 @@ Result<LayerSpecs> layer_specs(const ModelSpec& model, const PlanOptions& option
         spec.kv_quant_mode = options.kv_quant_mode;
       }
       if (!kind.has_own_dtype) spec.dtype = options.kv_dtype;
+      // Sparse attention has its own fp8 (model_executor/layers/attention/mla_attention.py,
+      // _canonicalize_sparse_mla_kv_cache_dtype()).
+      if (has_single_rows(spec) && kind.index_topk > 0 && spec.dtype == DType::fp8_e4m3) {
+        spec.cache_dtype_str = "fp8_ds_mla";
+        spec.dtype = DType::uint8;
+      }
     }
     if (!cut.refusal().empty()) return fail(cut.refusal());
   }

@@ -75,8 +75,12 @@ struct ModelSpec {
   DType dtype = DType::bf16;
   std::int64_t max_model_len = 32768;
   std::int64_t mamba_chunk_size = 256;
-  std::int64_t mtp_modules = 1;  // num_nextn_predict_layers
-  std::string kv_cache_dtype;    // of a quantized checkpoint: fp8, ...; empty: the model's dtype
+  std::int64_t mtp_modules = 1;          // num_nextn_predict_layers
+  std::int64_t num_hidden_layers = 0;    // 0: up to the last layer with a cache
+  std::int64_t num_attention_heads = 0;  // queries; 0: unknown, and not checked against tp
+  // First layer whose cache later layers read; pipeline stages share no caches.
+  std::optional<std::int64_t> first_shared_layer;
+  std::string kv_cache_dtype;  // of a quantized checkpoint: fp8, ...; empty: the model's dtype
   std::vector<std::string> assumptions;  // of the reader of a config.json, one line each
   std::vector<LayerKind> kinds;
   std::vector<Layer> layers;
@@ -86,6 +90,11 @@ struct ModelSpec {
 // What each layer keeps on one rank, block sizes open. Refused: heads or channels that tp does not
 // divide.
 Result<LayerSpecs> layer_specs(const ModelSpec& model, const PlanOptions& options);
+
+// Puts the model's figures into the options, and the backend that vLLM serves: latent rows in fp8
+// need FLASHMLA. Refused, as vLLM does: ranks, stages and formats that the model does not have.
+// REQUIRES: the format is chosen.
+Result<void> take_model(const ModelSpec& model, PlanOptions& options);
 
 // The cache format that the checkpoint asks for, put into options that name none.
 Result<void> take_checkpoint_format(const ModelSpec& model, PlanOptions& options);

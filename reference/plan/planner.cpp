@@ -159,16 +159,13 @@ Result<void> check_sizes(const LayerSpecs& layers) {
   return {};
 }
 
-// The layers cut into `pp` runs of nearly equal length; what does not divide goes to the stages
-// before the last one (vllm/distributed/utils.py, get_pp_indices).
-std::vector<LayerSpecs> pipeline_stages(const LayerSpecs& layers, std::int64_t pp) {
-  LS_CHECK(pp >= 1, "pp {}", pp);
-  const auto begin_of = [&](std::int64_t stage) {
-    return layers.begin() + stage_begin(std::ssize(layers), pp, stage);
-  };
-  std::vector<LayerSpecs> stages;
-  for (std::int64_t stage = 0; stage < pp; ++stage)
-    stages.emplace_back(begin_of(stage), begin_of(stage + 1));
+// The layers of each stage.
+std::vector<LayerSpecs> pipeline_stages(const LayerSpecs& layers, const PlanOptions& options) {
+  LS_CHECK(options.pp >= 1, "pp {}", options.pp);
+  const std::vector<std::int64_t> of_layers = layer_stages(layers, options);
+  std::vector<LayerSpecs> stages(static_cast<std::size_t>(options.pp));
+  for (std::size_t i = 0; i < layers.size(); ++i)
+    stages[static_cast<std::size_t>(of_layers[i])].push_back(layers[i]);
   return stages;
 }
 
@@ -321,7 +318,7 @@ KVCacheConfig kv_cache_config(Groups groups, std::int64_t memory_bytes,
 
 Result<TensorPlan> plan_memory(LayerSpecs layers, PlanOptions options, const PoolSize& pool_size) {
   TensorPlan plan;
-  const std::vector<LayerSpecs> stages = pipeline_stages(layers, options.pp);
+  const std::vector<LayerSpecs> stages = pipeline_stages(layers, options);
   // Releases with this planner shard the tokens of every layer.
   for (NamedSpec& layer : layers) layer.spec.dcp_sharded = true;
   LS_RETURN_IF_ERROR(check_sizes(layers));

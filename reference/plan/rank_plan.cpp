@@ -162,6 +162,26 @@ std::int64_t stage_begin(std::int64_t count, std::int64_t pp, std::int64_t stage
   return stage * (count / pp) + std::clamp<std::int64_t>(stage - (pp - 1 - rest), 0, rest);
 }
 
+std::int64_t num_layers(const LayerSpecs& layers, const PlanOptions& options) {
+  std::int64_t count = options.num_hidden_layers;
+  if (count > 0) return count;
+  for (const NamedSpec& layer : layers)
+    if (!layer.is_draft) count = std::max(count, layer_number(layer.name).value_or(-1) + 1);
+  return count;
+}
+
+std::vector<std::int64_t> layer_stages(const LayerSpecs& layers, const PlanOptions& options) {
+  const std::int64_t count = num_layers(layers, options);
+  std::vector<std::int64_t> stages;
+  for (const NamedSpec& layer : layers) {
+    const auto number = layer.is_draft ? std::nullopt : layer_number(layer.name);
+    std::int64_t stage = options.pp - 1;
+    while (number && stage > 0 && *number < stage_begin(count, options.pp, stage)) --stage;
+    stages.push_back(stage);
+  }
+  return stages;
+}
+
 Result<RankPlan> rank_plan(const KVCacheConfig& whole, const ParallelRank& rank,
                            std::int64_t queries_per_kv) {
   RankPlan cut;

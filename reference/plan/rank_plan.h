@@ -59,6 +59,10 @@ KVCacheConfig whole_plan(const KVCacheConfig& rank, const LayerSpecs& layers, st
 std::optional<std::int64_t> layer_number(std::string_view name);
 // The first of `count` layers that is in that stage of `pp`: rule 3.
 std::int64_t stage_begin(std::int64_t count, std::int64_t pp, std::int64_t stage);
+// Layers that pipeline stages cut: options.num_hidden_layers, else up to the last cache.
+std::int64_t num_layers(const LayerSpecs& layers, const PlanOptions& options);
+// The stage of each layer. Layers without a number and draft models are in the last one.
+std::vector<std::int64_t> layer_stages(const LayerSpecs& layers, const PlanOptions& options);
 
 // Which of a request's tokens a rank of context parallelism keeps, and where
 // (vllm/v1/worker/block_table.py, compute_slot_mapping).

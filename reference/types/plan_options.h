@@ -34,9 +34,10 @@ struct PlanOptions {
   KVQuantMode kv_quant_mode = KVQuantMode::none;  // of K/V pairs
   std::optional<DType> ssm_dtype = {};            // absent: the model's own
   MambaCacheMode mamba_cache_mode = MambaCacheMode::none;
-  std::int64_t num_spec = 0;     // speculative tokens, and so speculative state blocks
-  bool has_drafter = false;      // true if the draft model's layers are also planned
-  std::int64_t mtp_modules = 1;  // of the draft model; module m reads m + 1 tokens ahead
+  std::int64_t num_spec = 0;           // speculative tokens, and so speculative state blocks
+  bool has_drafter = false;            // true if the draft model's layers are also planned
+  std::int64_t mtp_modules = 1;        // of the draft model; module m reads m + 1 tokens ahead
+  std::int64_t num_hidden_layers = 0;  // the model's, which pp cuts; 0: up to the last cache
   std::int64_t max_model_len = 32768;
   std::int64_t max_num_batched_tokens = 8192;
   std::int64_t max_num_encoder_input_tokens = 0;  // 0: max_num_batched_tokens

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "tests/cli/command.h"
@@ -187,6 +188,21 @@ TEST(DiffEngines, OfAModelComparesItsMemoryWithOrWithoutATrace) {
   const Outcome neither = run_lockstep({"diff-engines"});
   EXPECT_EQ(neither.status, 2);
   EXPECT_NE(neither.err.find("--model"), std::string::npos) << neither.err;
+}
+
+TEST(DiffEngines, OfAConfigPlansInTheCheckpointsFormatAndPrintsWhatItAssumes) {
+  const std::string path = temporary_path("fp8.config.json");
+  std::ofstream(path) << R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama",
+      "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8,
+      "num_hidden_layers": 32, "max_position_embeddings": 131072,
+      "quantization_config": {"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"}})";
+  const Outcome outcome = run_lockstep({"diff-engines", "--model", path});
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_NE(outcome.out.find("655,360"), std::string::npos) << outcome.out;
+  EXPECT_NE(outcome.out.find("assumed from the config.json: no dtype"), std::string::npos)
+      << outcome.out;
+  const Outcome named = run_lockstep({"diff-engines", "--model", path, "--dtype", "bf16"});
+  EXPECT_NE(named.out.find("327,680"), std::string::npos) << named.out;
 }
 
 TEST(DiffEngines, OfAnEngineWithItselfFindsNothing) {

@@ -263,6 +263,53 @@ TEST(ConfigReader, MambaAttentionAndNothingByAPattern) {
   EXPECT_EQ(layers[1].name, "layers.2.attn");
 }
 
+// Before, such a value counted as absent, and the plan was another model's.
+TEST(ConfigReader, AValueOfAnotherTypeIsRefusedByItsKey) {
+  for (const auto& [keys, key, expected] : {
+           std::tuple{R"("num_key_value_heads": "8")", "num_key_value_heads", "an integer"},
+           std::tuple{R"("num_key_value_heads": [8, 4])", "num_key_value_heads", "an integer"},
+           std::tuple{R"("head_dim": "256")", "head_dim", "an integer"},
+           std::tuple{R"("head_dim": false)", "head_dim", "an integer"},
+           std::tuple{R"("sliding_window": "1024")", "sliding_window", "an integer"},
+           std::tuple{R"("layer_types": "full_attention")", "layer_types", "a list"},
+           std::tuple{R"("is_causal": 1)", "is_causal", "true or false"},
+           std::tuple{R"("torch_dtype": 16)", "torch_dtype", "a string"},
+           std::tuple{R"("rope_scaling": [1])", "rope_scaling", "an object"},
+           std::tuple{R"("rope_scaling": {"rope_type": "linear", "factor": "2"})", "factor",
+                      "a number"},
+       }) {
+    const std::string reason =
+        refusal_of(fmt::format(R"({{"architectures": ["MistralForCausalLM"], "model_type":
+            "mistral", "num_hidden_layers": 2, "num_attention_heads": 8, "hidden_size": 1024,
+            {}}})",
+                               keys));
+    EXPECT_NE(reason.find(fmt::format("{}`", key)), std::string::npos) << keys << ": " << reason;
+    EXPECT_NE(reason.find(fmt::format("expected {}", expected)), std::string::npos) << reason;
+  }
+  // Values of published models.
+  EXPECT_EQ(refusal_of(R"({"architectures": ["GraniteMoeHybridForCausalLM"], "model_type":
+      "granitemoehybrid", "num_hidden_layers": 1, "layer_types": ["mamba"], "mamba_d_head": "auto",
+      "mamba_n_heads": 128, "hidden_size": 1536, "num_attention_heads": 12})"),
+            "read");
+  EXPECT_EQ(refusal_of(llama_with(R"("sliding_window": false, "rope_scaling": null)")), "read");
+}
+
+// Python's json module writes them; a key that shapes the cache may not have them.
+TEST(ConfigReader, InfinityIsReadWhereNoRuleLooks) {
+  EXPECT_EQ(refusal_of(llama_with(R"("time_step_limit": [0.0, Infinity, -Infinity, NaN])")),
+            "read");
+  EXPECT_EQ(refusal_of(llama_with(R"("note": "an \"Infinity\" of NaN")")), "read");
+  EXPECT_NE(refusal_of(llama_with(R"("head_dim": Infinity)")).find("head_dim"), std::string::npos);
+}
+
+// Keys that no model class of vLLM 0.33.0 reads, or that choose experts and norms.
+TEST(ConfigReader, KeysThatLeaveTheCacheAloneAreNotRefused) {
+  for (const char* keys : {R"("enable_moe_block": true)", R"("mamba_chunk_size": 256)",
+                           R"("layernorm_linear_attention_beta": 1.0)", R"("full_attn_mod": 1)",
+                           R"("use_parallel_block": true)", R"("compression_ratio": 1.0)"})
+    EXPECT_EQ(refusal_of(llama_with(keys)), "read") << keys;
+}
+
 TEST(ConfigReader, ARefusalNamesTheFileAndTheKey) {
   for (const auto& [text, key] :
        {std::pair{R"({"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2})",

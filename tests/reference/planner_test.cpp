@@ -233,8 +233,9 @@ TEST(Groups, TheApproximateGcdPadsLeastAndPrefersTheLarger) {
 }
 
 TEST(Workers, TheSmallestPoolRulesAndTensorsShrinkInProportion) {
-  const LayerSpecs layers = named(
-      {{"a", full_attention(2, 64)}, {"b", full_attention(2, 64)}, {"c", full_attention(2, 64)}});
+  const LayerSpecs layers = named({{"layers.0.attn", full_attention(2, 64)},
+                                   {"layers.1.attn", full_attention(2, 64)},
+                                   {"layers.2.attn", full_attention(2, 64)}});
   PlanOptions options;
   options.max_model_len = 64;
   options.pp = 2;
@@ -253,8 +254,9 @@ TEST(Workers, AStageWithoutLayersKeepsOnlyTheNullBlock) {
   PlanOptions options;
   options.max_model_len = 64;
   options.pp = 3;
-  const auto plan =
-      plan_memory(named({{"a", full_attention(2, 64)}, {"b", full_attention(2, 64)}}), options);
+  const auto plan = plan_memory(
+      named({{"layers.0.attn", full_attention(2, 64)}, {"layers.1.attn", full_attention(2, 64)}}),
+      options);
   ASSERT_TRUE(plan) << plan.error().message;
   ASSERT_EQ(plan->workers.size(), 3u);
   EXPECT_EQ(plan->workers[2].num_blocks, 1);

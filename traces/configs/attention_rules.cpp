@@ -190,14 +190,22 @@ void gemma_shared_layers(ConfigReading& reading) {
   }
   std::int64_t tokens = reading.window();
   // Attention in both directions reaches half of the window to each side.
-  if (text.text("use_bidirectional_attention") == "all") tokens = tokens / 2 + 1;
+  if (text.has_text("use_bidirectional_attention") &&
+      text.text("use_bidirectional_attention") == "all")
+    tokens = tokens / 2 + 1;
   const LayerKind window =
       ConfigReading::windowed(ConfigReading::rows("attn", heads, size), tokens);
   const std::vector<std::string>& types = reading.layer_types();
   const std::int64_t owned = count - text.number("num_kv_shared_layers", 0);
   const bool is_explicit = text.part("per_layer_config").has_value();
   for (std::int64_t i = 0; i < count; ++i) {
-    if (owned > 0 && i >= owned) continue;  // reads an earlier layer's cache
+    if (owned > 0 && i >= owned) {  // reads the cache of the last owned layer of its type
+      std::int64_t read = owned - 1;
+      while (read > 0 && type_at(types, read) != type_at(types, i)) --read;
+      auto& first = reading.model().first_shared_layer;
+      first = std::min(first.value_or(read), read);
+      continue;
+    }
     const bool is_window = type_at(types, i) == "sliding_attention";
     if (!is_explicit) {
       reading.add(i, is_window ? window : full);
@@ -244,8 +252,9 @@ void listed_window_layers(ConfigReading& reading) {
   const LayerKind full = ConfigReading::rows("attn", reading.kv_heads(), reading.head_size());
   const std::string_view key =
       text.has("interleaved_sliding_window") ? "interleaved_sliding_window" : "sliding_window";
-  const std::vector<std::int64_t> listed = text.numbers(key);
-  const std::int64_t single = key == "sliding_window" && !listed.empty() ? 0 : text.number(key, 0);
+  std::vector<std::int64_t> listed;
+  if (text.has_list(key)) listed = text.numbers(key);
+  const std::int64_t single = text.has_list(key) ? 0 : text.number(key, 0);
   reading.layer_types();
   for (std::int64_t i = 0; i < reading.num_layers(); ++i)
     reading.add(i, ConfigReading::windowed(
@@ -349,10 +358,13 @@ void latent_layers(ConfigReading& reading) {
   // LongCat: two attention layers in each decoder layer.
   const bool is_double = reading.architecture.starts_with("LongcatFlash");
   const std::int64_t count =
-      is_double ? 2 * text.number("num_layers", text.number("num_hidden_layers", 0) / 2)
+      is_double ? text.number("num_layers", text.number("num_hidden_layers", 0) / 2)
                 : reading.num_layers();
-  if (is_double) text.number("num_hidden_layers");
-  for (std::int64_t i = 0; i < count; ++i) reading.add(i, row);
+  if (is_double) reading.model().num_hidden_layers = count;
+  for (std::int64_t i = 0; i < count; ++i) {
+    reading.add(i, row);
+    if (is_double) reading.add(i, row);
+  }
 }
 
 // DeepSeek V3.2 and GLM-5 (deepseek_v2.py): a latent row per layer, and the keys of an indexer
@@ -369,8 +381,12 @@ void indexed_layers(ConfigReading& reading) {
   text.words("layer_types");
   const std::int64_t period = std::max<std::int64_t>(text.number("index_topk_freq", 1), 1);
   const std::int64_t offset = text.number("index_skip_topk_offset", 2);
-  const std::string pattern = text.text("index_topk_pattern");
-  const std::vector<std::string> listed = text.words("index_topk_pattern");
+  std::string pattern;
+  std::vector<std::string> listed;
+  if (text.has_text("index_topk_pattern"))
+    pattern = text.text("index_topk_pattern");
+  else
+    listed = text.words("index_topk_pattern");
   text.words("indexer_types");
   for (std::int64_t i = 0; i < reading.num_layers(); ++i) {
     const auto at = static_cast<std::size_t>(i);

@@ -136,17 +136,18 @@ bool could_shape(std::string_view key) {
 // the rank of the query projection, which stores nothing.
 bool leaves_cache_alone(std::string_view key) {
   constexpr auto kBegins = std::to_array<std::string_view>(
-      {"mlp_",     "moe_",      "audio_",     "video_",      "image_",  "vision_",
-       "mtp_",     "rope_",     "n_shared_",  "num_shared_", "shared_", "share_",
-       "block_",   "mamba_dt_", "linear_dt_", "linear_a",    "ssm_in_", "ssm_out_",
-       "ssm_mult", "ngram_",    "_attn",      "_flash_attn", "reorder_"});
+      {"mlp_",     "moe_",       "audio_",    "video_",      "image_",      "vision_",
+       "mtp_",     "rope_",      "n_shared_", "num_shared_", "shared_",     "share_",
+       "block_",   "layernorm_", "mamba_dt_", "linear_dt_",  "linear_a",    "ssm_in_",
+       "ssm_out_", "ssm_mult",   "ngram_",    "_attn",       "_flash_attn", "reorder_"});
   constexpr auto kEnds = std::to_array<std::string_view>(
       {"_bias",        "_token_index",    "_ignore_index", "ignore_index", "_multiplier",
        "_multipliers", "_scale",          "_eps",          "_pdrop",       "_theta",
        "_act",         "_dropout",        "_attn_weights", "_init",        "_interleave",
        "_gate",        "_sinkhorn_iters", "layer_index",   "start_index",  "end_index"});
   constexpr std::string_view kWords =
-      " use_cache num_attention_heads num_hidden_layers max_window_layers L_bp_cycles "
+      " use_cache compression_ratio enable_moe_block full_attn_mod use_parallel_block "
+      "num_attention_heads num_hidden_layers max_window_layers L_bp_cycles "
       "acoustic_tokenizer_chunk_size activation_sparsity_pattern attention_kv_lora_dim "
       "attn_logit_softcapping attn_temperature_tuning cache_implementation conv_dim_out "
       "conv_use_xavier_init encoder_attention_heads hc_lowrank heads_per_ngram latent_patch_size "
@@ -297,8 +298,10 @@ std::string in_lower_case(std::string text) {
 // The cache format at `key`, in lower case; empty: none. An unsupported scheme gives its
 // description.
 std::string format_at(ConfigPart& place, std::string_view key, bool is_modelopt) {
-  std::string format = place.text(key);
-  if (auto scheme = place.part(key)) {
+  std::string format;
+  if (place.has_text(key)) {
+    format = place.text(key);
+  } else if (auto scheme = place.part(key)) {
     // ModelOpt's scales are static; compressed-tensors has no cache of 4 bits.
     const bool is_fp8 = !is_modelopt || (scheme->has("dynamic") && !scheme->flag("dynamic"));
     format = fmt::format("{} of {} bits", scheme->text("type"), scheme->number("num_bits", 0));
@@ -366,6 +369,34 @@ const Architecture* rule_of(ConfigReading& reading, const std::string& name) {
   return inner != nullptr && inner->layers != nullptr ? inner : nullptr;
 }
 
+// Adds the MTP layers of families whose draft model repeats the last attention layer
+// (config/speculative.py, hf_config_override()).
+void add_draft_layers(ConfigReading& reading) {
+  constexpr std::string_view kTypes =
+      " deepseek_v3 deepseek_v32 glm_moe_dsa glm4_moe glm4_moe_lite qwen3_next ";
+  const std::string& type = reading.text.type();
+  const std::int64_t count =
+      reading.text.number("num_nextn_predict_layers", type == "qwen3_next" ? 1 : 0);
+  ModelSpec& model = reading.model();
+  const auto is_attention_layer = [&](const ModelSpec::Layer& layer) {
+    return !is_state_kind(model.kinds[layer.kind].spec.kind);
+  };
+  const auto layers = model.layers;
+  const auto last = std::ranges::find_if(layers.rbegin(), layers.rend(), is_attention_layer);
+  if (count == 0 || last == layers.rend() ||
+      kTypes.find(fmt::format(" {} ", type)) == std::string_view::npos)
+    return;
+  model.mtp_modules = count;
+  for (std::int64_t i = 0; i < count; ++i)
+    for (const ModelSpec::Layer& layer : layers) {
+      if (layer.index != last->index) continue;
+      LayerKind kind = model.kinds[layer.kind];
+      kind.name = kind.name == "attn" ? "draft" : "draft_" + kind.name;
+      kind.is_draft = true;
+      reading.add(model.num_hidden_layers + i, kind);
+    }
+}
+
 // Fills reading.model() by the rule of architecture `name`, then refuses unread keys. An unknown
 // causal decoder is read by its layer_types, which the assumptions state; any other unknown
 // architecture is refused, because its class may keep caches of its own.
@@ -390,20 +421,40 @@ void read_layers(ConfigReading& reading, const std::string& name) {
   // An encoder keeps nothing, so none of its keys can shape a cache.
   if (model.layers.empty()) return;
   model.kv_cache_dtype = cache_scheme(reading);
+  model.num_attention_heads = reading.text.number("num_attention_heads", 0);
+  if (model.num_hidden_layers == 0)
+    model.num_hidden_layers = reading.text.number("num_hidden_layers", 0);
+  add_draft_layers(reading);
   // config/model.py, get_mamba_chunk_size(); 2048 where the model has no chunks, as in Mamba 1.
+  const auto chunk = reading.text.number("mamba_chunk_size");  // also in files without states
   if (std::ranges::any_of(model.kinds,
                           [](const LayerKind& kind) { return is_state_kind(kind.spec.kind); }))
-    model.mamba_chunk_size =
-        reading.text.number("mamba_chunk_size", reading.text.number("chunk_size", 2048));
+    model.mamba_chunk_size = chunk.value_or(reading.text.number("chunk_size", 2048));
   refuse_unread(reading.text, false);
   if (reading.has_text_part) refuse_unread(reading.whole, true);
 }
 
 }  // namespace
 
+std::string with_quoted_literals(std::string_view text) {
+  std::string out;
+  bool is_string = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '"') is_string = !is_string;
+    if (is_string && text[i] == '\\' && i + 1 < text.size()) out += text[i++];
+    std::string_view literal;
+    for (const std::string_view word : {"-Infinity", "Infinity", "NaN"})
+      if (!is_string && literal.empty() && text.substr(i).starts_with(word)) literal = word;
+    out += literal.empty() ? std::string(1, text[i]) : fmt::format("\"{}\"", literal);
+    if (!literal.empty()) i += literal.size() - 1;
+  }
+  return out;
+}
+
 Result<ModelSpec> model_from_hf_config(std::string_view text, const std::string& file) {
+  const std::string quoted = with_quoted_literals(text);
   JsonReader reader(file);
-  if (!reader.parse(text)) return reader.failure();
+  if (!reader.parse(quoted)) return reader.failure();
   JsonObject object = reader.root().object();
   JsonValue type = object.optional("model_type");
   ConfigPart whole(object, type && type.is_string() ? type.string() : std::string_view{});

@@ -24,6 +24,10 @@ namespace lockstep {
 // without a rule.
 Result<ModelSpec> model_from_hf_config(std::string_view text, const std::string& file);
 
+// The text with Infinity, -Infinity and NaN, which Python's json module writes, as strings: a key
+// that a rule reads is refused with such a value, any other is ignored.
+std::string with_quoted_literals(std::string_view text);
+
 // The architectures of vLLM 0.33.0 by family: the rule that derives their layers, and the
 // architecture of the text part of a multimodal one.
 

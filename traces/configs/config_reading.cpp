@@ -123,6 +123,11 @@ bool ConfigPart::has(std::string_view key) {
   return found && !found.is_null();
 }
 
+// A value of another type than the key's. Null and false switch a feature off.
+void ConfigPart::refuse_unless_off(JsonValue found, std::string_view expected) {
+  if (found && !found.is_null() && found.text() != "false") found.refuse(expected);
+}
+
 // A null in the file hides the class's default on purpose: the class then derives the value
 // (num_key_value_heads: null means num_attention_heads), which is the rule's business.
 std::optional<std::int64_t> ConfigPart::number(std::string_view key) {
@@ -131,10 +136,12 @@ std::optional<std::int64_t> ConfigPart::number(std::string_view key) {
     const auto text = class_default(key);
     return text ? scaled_decimal_of(*text, 0) : std::nullopt;
   }
-  // sliding_window may be a list (PLaMo 3), multi_query_group_num a flag: rules read those
-  // separately.
-  if (!found.is_number()) return std::nullopt;
-  return found.integer(0, kFigureMax);
+  if (found.is_number()) return found.integer(0, kFigureMax);
+  // Some files switch windows off by a flag.
+  if (found.is_null() || (key.find("window") != std::string_view::npos && found.text() == "false"))
+    return std::nullopt;
+  found.refuse("an integer");
+  return std::nullopt;
 }
 
 std::int64_t ConfigPart::need(std::string_view key) {
@@ -145,7 +152,10 @@ std::int64_t ConfigPart::need(std::string_view key) {
 
 double ConfigPart::decimal(std::string_view key, double otherwise) {
   JsonValue found = value(key);
-  if (!found || !found.is_number()) return otherwise;
+  if (!found || !found.is_number()) {
+    refuse_unless_off(found, "a number");
+    return otherwise;
+  }
   const double factor = found.binary64();
   if (factor > 0 && factor <= 1 << 20) return factor;
   found.refuse("a factor above 0, at most 2^20");
@@ -155,7 +165,14 @@ double ConfigPart::decimal(std::string_view key, double otherwise) {
 std::string ConfigPart::text(std::string_view key) {
   JsonValue found = value(key);
   if (!found) return std::string(class_default(key).value_or(""));
-  return found.is_string() ? std::string(found.string()) : std::string();
+  if (found.is_string()) return std::string(found.string());
+  refuse_unless_off(found, "a string");
+  return {};
+}
+
+bool ConfigPart::has_text(std::string_view key) {
+  const JsonValue found = value(key);
+  return found && found.is_string();
 }
 
 bool ConfigPart::flag(std::string_view key, bool otherwise) {
@@ -164,7 +181,10 @@ bool ConfigPart::flag(std::string_view key, bool otherwise) {
     const auto text = class_default(key);
     return text ? *text == "true" : otherwise;
   }
-  return found.is_null() ? otherwise : found.text() == "true";
+  if (found.is_null()) return otherwise;
+  const bool is_on = found.text() == "true";
+  if (!is_on) refuse_unless_off(found, "true or false");
+  return is_on;
 }
 
 // True if the key holds an array, an empty one included.
@@ -173,10 +193,16 @@ bool ConfigPart::has_list(std::string_view key) {
   return found && found.is_array();
 }
 
+JsonArray ConfigPart::list(std::string_view key) {
+  JsonValue found = value(key);
+  if (found && found.is_array()) return found.array();
+  refuse_unless_off(found, "a list");
+  return {};
+}
+
 std::vector<std::string> ConfigPart::words(std::string_view key) {
   std::vector<std::string> list;
-  if (has_list(key))
-    for (JsonValue word : value(key).array()) list.emplace_back(word.string());
+  for (JsonValue word : this->list(key)) list.emplace_back(word.string());
   return list;
 }
 
@@ -184,8 +210,7 @@ std::vector<std::string> ConfigPart::words(std::string_view key) {
 // others. -1 for null marks a layer without a window.
 std::vector<std::int64_t> ConfigPart::numbers(std::string_view key) {
   std::vector<std::int64_t> list;
-  if (!has_list(key)) return list;
-  for (JsonValue number : value(key).array()) {
+  for (JsonValue number : this->list(key)) {
     const std::string text = number.text();
     const bool is_word = text == "true" || text == "false" || number.is_null();
     list.push_back(number.is_null() ? -1
@@ -199,7 +224,10 @@ std::vector<std::int64_t> ConfigPart::numbers(std::string_view key) {
 // passes it to refuse_unread().
 std::optional<ConfigPart> ConfigPart::part(std::string_view key) {
   JsonValue found = value(key);
-  if (!found || !found.is_object()) return std::nullopt;
+  if (!found || !found.is_object()) {
+    refuse_unless_off(found, "an object");
+    return std::nullopt;
+  }
   JsonObject object = found.object();
   JsonValue type = object.optional("model_type");
   return ConfigPart(object, type && type.is_string() ? type.string() : std::string_view{});
@@ -207,8 +235,7 @@ std::optional<ConfigPart> ConfigPart::part(std::string_view key) {
 
 std::vector<ConfigPart> ConfigPart::parts(std::string_view key) {
   std::vector<ConfigPart> list;
-  if (has_list(key))
-    for (JsonValue entry : value(key).array()) list.emplace_back(entry.object(), "");
+  for (JsonValue entry : this->list(key)) list.emplace_back(entry.object(), "");
   return list;
 }
 
@@ -448,11 +475,8 @@ LayerKind ConfigReading::single_rows(LayerKind kind) {
   return kind;
 }
 
-// cache_dtype_str "auto": the row has the cache's dtype, with no layout in bytes of its own.
 LayerKind ConfigReading::latent(std::int64_t head_size) {
-  LayerKind kind = single_rows(rows("attn", 1, head_size));
-  kind.spec.cache_dtype_str = "auto";
-  return kind;
+  return single_rows(rows("attn", 1, head_size));
 }
 
 LayerKind ConfigReading::states(std::string name, const StateFigures& figures) {

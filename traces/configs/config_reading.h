@@ -77,9 +77,8 @@ class ConfigPart {
   // True if the file has the key, or an alias, with a value other than null. Defaults of the class
   // do not count. Reads the key.
   bool has(std::string_view key);
-  // The integer of the file, or of the class. Absent: neither has the key, or the file has null or
-  // another type there: rules treat such a value as not configured. A number outside 0 to 2^24 is
-  // refused.
+  // The integer of the file, or of the class. Absent: neither has the key, or the file has null.
+  // Another type and a number outside 0 to 2^24 are refused.
   std::optional<std::int64_t> number(std::string_view key);
   std::int64_t number(std::string_view key, std::int64_t otherwise) {
     return number(key).value_or(otherwise);
@@ -90,17 +89,20 @@ class ConfigPart {
   // A factor of the file, with or without a point; `otherwise`: the file has none or null. Refused
   // outside 0 to 2^20.
   double decimal(std::string_view key, double otherwise);
-  // Empty: neither the file nor the class has a text there.
+  // Empty: neither the file nor the class has a text there. Another type is refused.
   std::string text(std::string_view key);
+  bool has_text(std::string_view key);
   // The file's flag, else the class's, else `otherwise`; null in the file gives `otherwise` without
   // asking the class.
   bool flag(std::string_view key, bool otherwise = false);
-  // The texts of a list; empty: no list. An element that is not a text is refused.
+  // The texts of a list; empty: no list. Another type, and an element that is not a text, is
+  // refused.
   std::vector<std::string> words(std::string_view key);
   // The numbers of a list, flags as 0 and 1, null as -1; empty: no list.
   std::vector<std::int64_t> numbers(std::string_view key);
   bool has_list(std::string_view key);
-  // The object at the key, with its own model_type; absent: the key has another type or is missing.
+  // The object at the key, with its own model_type; absent: the key is missing or null. Another
+  // type is refused.
   std::optional<ConfigPart> part(std::string_view key);
   std::vector<ConfigPart> parts(std::string_view key);  // a list of objects
   std::vector<ConfigPart> nested_parts();               // the objects under any key
@@ -113,6 +115,8 @@ class ConfigPart {
   // Records the read and returns the value under the key or its alias; false: the file has neither.
   JsonValue value(std::string_view key);
   JsonValue plain_alias(std::string_view key);
+  JsonArray list(std::string_view key);
+  static void refuse_unless_off(JsonValue found, std::string_view expected);
   std::optional<std::string_view> class_default(std::string_view key);
 
   JsonObject object_;

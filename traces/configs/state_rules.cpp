@@ -51,7 +51,8 @@ LayerKind mamba2_states(ConfigReading& reading, const Mamba2Keys& keys, bool der
   const std::int64_t wide = text.number(keys.expand, 2) * text.need("hidden_size");
   const std::int64_t channels = text.number("mamba_d_ssm").value_or(wide);
   const std::int64_t heads = std::max<std::int64_t>(text.need(keys.heads), 1);
-  const std::int64_t given = text.number(keys.head_dim, 0);
+  const bool is_auto = text.has_text(keys.head_dim) && text.text(keys.head_dim) == "auto";
+  const std::int64_t given = is_auto ? 0 : text.number(keys.head_dim, 0);
   return ConfigReading::states(
       "linear", {.family = StateFamily::mamba2,
                  .num_heads = heads,

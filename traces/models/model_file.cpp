@@ -229,6 +229,10 @@ void size_fields(Io& io, FieldsOf<Io, ModelSpec>& model) {
   io.defaulted("mamba_chunk_size", model.mamba_chunk_size, form::Between{1, kBlockSizeMax});
   io.unless(std::int64_t{1}, "mtp_modules", model.mtp_modules, form::Between{1, kSpecTokensMax});
   io.optional("kv_cache_dtype", model.kv_cache_dtype, form::AnyText{});
+  io.unless(std::int64_t{0}, "num_hidden_layers", model.num_hidden_layers,
+            form::Between{1, kLayersMax});
+  io.unless(std::int64_t{0}, "num_attention_heads", model.num_attention_heads, kHeads);
+  io.optional("first_shared_layer", model.first_shared_layer, form::Between{0, kLayersMax});
 }
 
 ModelSpec read_model(JsonValue root) {
@@ -278,8 +282,9 @@ static Result<ModelSpec> checked_config(std::string_view text, const std::string
 
 Result<ModelSpec> read_model_file(const std::string& path) {
   LS_ASSIGN_OR_RETURN(const auto text, read_text_file(path, kModelBytesMax));
+  const std::string quoted = with_quoted_literals(text);
   JsonReader reader(path);
-  if (!reader.parse(text)) return reader.failure();
+  if (!reader.parse(quoted)) return reader.failure();
   if (reader.root().is_object() && !reader.root().object().has("model_file"))
     return checked_config(text, path);
   return model_from_text(text, path);

@@ -20,6 +20,8 @@ _KINDS = {
 }
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "uint8": "uint8",
            "int8": "int8", "float8_e4m3fn": "fp8", "float8_e5m2": "fp8_e5m2"}  # fmt: skip
+# KVQuantMode -> kv_cache_dtype of a model file.
+_FORMATS = {"FP8_PER_TENSOR": "fp8", "NVFP4": "nvfp4"}
 # vLLM's backend (of that module, where two share a name) -> its name in Lockstep.
 _BACKENDS = {
     "BAILING_LINEAR_ATTN": "",
@@ -136,12 +138,29 @@ def _rows(layer: Any, dtype: str) -> Object:
     if getattr(spec, "non_causal", False):
         kind["x_non_causal"] = True
     own = _DTYPES[str(spec.dtype).removeprefix("torch.")]
-    if spec.kv_quant_mode.name != "NONE" and "cache_dtype_str" not in kind:
-        what = f"kv_quant_mode {spec.kv_quant_mode.name}"
-        raise NotInModelFiles(f"layer {layer.name}: a model file has no key for {what}")
-    if own != dtype:
+    if own != dtype and ("cache_dtype_str" in kind or not _quantized(layer)):
         kind["dtype"] = own
     return kind
+
+
+def _quantized(layer: Any) -> str:
+    """The format of rows that the checkpoint quantizes; empty: the model's dtype, or its own."""
+    mode = getattr(getattr(layer.spec, "kv_quant_mode", None), "name", "NONE")
+    own = getattr(layer.spec, "cache_dtype_str", None) in ("fp8_ds_mla", "nvfp4_ds_mla")
+    if mode == "NONE" or own:
+        return ""
+    if mode not in _FORMATS:
+        raise NotInModelFiles(f"layer {layer.name}: a model file has no key for {mode}")
+    return _FORMATS[mode]
+
+
+def _cache_format(layers: list[Any]) -> Object:
+    """kv_cache_dtype, which holds for all rows of a model file without a dtype of their own."""
+    rows = [layer for layer in layers if layer.spec and type(layer.spec).__name__ in _KINDS]
+    formats = {_quantized(layer): layer.name for layer in rows if not _is_indexer(layer)}
+    if len(formats) > 1 and any(formats):
+        raise NotInModelFiles(f"layers {', '.join(formats.values())} have different cache formats")
+    return {"kv_cache_dtype": form for form in formats if form}
 
 
 def _kind(layer: Any, dtype: str) -> Object:
@@ -187,6 +206,7 @@ def model_file(made: Any, name: str) -> Object:
     if not layers:
         raise NotInModelFiles("no layer keeps a cache")
     return {"model_file": 1, "name": name, "dtype": dtype, "max_model_len": config.max_model_len,
+            **_cache_format(made.layers),
             "x_built_by": f"vLLM {made.version}: {made.model_class}", "layer_kinds": kinds,
             "layers": _runs(layers)}  # fmt: skip
 

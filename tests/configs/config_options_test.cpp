@@ -1,0 +1,184 @@
+// Options of a plan for a config.json: cache formats, ranks, stages and drafts as vLLM 0.33.0 plans
+// or refuses them on a Hopper GPU. The figures are those of its own planner.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <set>
+#include <tuple>
+
+#include "reference/memory/model_placement.h"
+#include "reference/plan/model_spec.h"
+#include "traces/configs/config_reader.h"
+
+namespace lockstep {
+namespace {
+
+// A config.json of a published model, as far as its caches depend on it.
+std::string config_of(std::string_view keys) {
+  return fmt::format(R"({{"torch_dtype": "bfloat16", "max_position_embeddings": 131072, {}}})",
+                     keys);
+}
+
+const std::string kLatent = R"("num_attention_heads": 64, "hidden_size": 7168, "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128)";
+const std::string kKimiK2 = config_of(
+    R"("architectures": ["DeepseekV3ForCausalLM"], "model_type": "kimi_k2",
+       "num_hidden_layers": 61, )" +
+    kLatent);
+const std::string kDeepseekV32 = config_of(
+    R"("architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32",
+       "num_hidden_layers": 61, "index_topk": 2048, "index_head_dim": 128, )" +
+    kLatent);
+const std::string kKimiLinear = config_of(
+    R"("architectures": ["KimiLinearForCausalLM"], "model_type": "kimi_linear",
+       "num_hidden_layers": 27, "num_attention_heads": 32, "hidden_size": 2304,
+       "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128,
+       "linear_attn_config": {"num_heads": 32, "head_dim": 128, "short_conv_kernel_size": 4,
+         "kda_layers": [1, 2, 3, 5, 6, 7, 9, 10, 11, 13, 14, 15, 17, 18, 19, 21, 22, 23, 25, 26]})");
+const std::string kLongcat =
+    config_of(R"("architectures": ["LongcatFlashForCausalLM"], "model_type": "longcat_flash")");
+// The last five of 56 layers keep nothing.
+const std::string kNemotron = config_of(
+    R"("architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h",
+       "num_hidden_layers": 56, "num_attention_heads": 40, "num_key_value_heads": 8,
+       "head_dim": 128, "hidden_size": 4480, "mamba_num_heads": 128, "mamba_head_dim": 80,
+       "n_groups": 8, "ssm_state_size": 128, "conv_kernel": 4, "hybrid_override_pattern":
+       "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-")");
+const std::string kQwen2 = config_of(
+    R"("architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "num_hidden_layers": 28,
+       "num_attention_heads": 28, "num_key_value_heads": 4, "hidden_size": 3584)");
+
+std::string gemma4(std::string_view keys, int count, int period) {
+  std::string types;
+  for (int i = 0; i < count; ++i)
+    types += fmt::format("{}\"{}\"", i == 0 ? "" : ", ",
+                         i % period == period - 1 ? "full_attention" : "sliding_attention");
+  return config_of(fmt::format(
+      R"("architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text",
+         "num_hidden_layers": {}, "layer_types": [{}], {})",
+      count, types, keys));
+}
+
+struct Options {
+  std::optional<DType> kv_dtype = {};  // absent: the checkpoint's
+  KVQuantMode mode = KVQuantMode::none;
+  std::int64_t tp = 1, pp = 1, dcp = 1, num_spec = 0;
+};
+
+// Blocks, tokens, tokens per block of each size; with stages their numbers of layers.
+std::string plan_of(const std::string& config, const Options& given) {
+  const auto model = model_from_hf_config(config, "config.json");
+  if (!model) return model.error().message;
+  PlanOptions options;
+  options.max_model_len = 4096;
+  options.tp = given.tp;
+  options.pp = given.pp;
+  options.dcp = given.dcp;
+  options.num_spec = given.num_spec;
+  options.has_drafter = given.num_spec > 0;
+  EXPECT_TRUE(take_checkpoint_format(*model, options));
+  options.kv_dtype = given.kv_dtype.value_or(options.kv_dtype);
+  if (given.mode != KVQuantMode::none) options.kv_quant_mode = given.mode;
+  if (const auto taken = take_model(*model, options); !taken) return taken.error().message;
+  const auto placed = place_served_model(*model, options, "vllm-0.33.0", "");
+  if (!placed) return placed.error().message;
+  const Placement& first = placed->stages.workers.front();
+  std::string text = fmt::format("{} blocks, {} tokens, blocks of", first.num_blocks,
+                                 capacity_of(first, placed->options)->tokens);
+  std::set<std::int64_t> sizes;
+  for (const KVCacheGroupSpec& group : first.groups) sizes.insert(group.spec.block_size);
+  for (const std::int64_t size : sizes) text += fmt::format(" {}", size);
+  if (given.pp == 1) return text;
+  text += ", stages";
+  for (const Placement& stage : placed->stages.workers) {
+    std::size_t layers = 0;
+    for (const KVCacheGroupSpec& group : stage.groups) layers += group.layer_names.size();
+    text += fmt::format(" {}", layers);
+  }
+  return text;
+}
+
+TEST(ConfigOptions, LatentRowsInFp8AreThoseOfFlashMla) {
+  EXPECT_EQ(plan_of(kKimiK2, {}), "38199 blocks, 611184 tokens, blocks of 16");
+  EXPECT_EQ(plan_of(kKimiK2, {.kv_dtype = DType::fp8_e4m3}),
+            "19099 blocks, 1222336 tokens, blocks of 64");
+  EXPECT_EQ(plan_of(kDeepseekV32, {.kv_dtype = DType::fp8_e4m3}),
+            "13961 blocks, 893504 tokens, blocks of 64");
+  EXPECT_EQ(plan_of(kKimiLinear, {.kv_dtype = DType::fp8_e4m3}),
+            "2774 blocks, 2272460 tokens, blocks of 3840 4096");
+}
+
+TEST(ConfigOptions, ACheckpointsFp8CacheHoldsForLatentRows) {
+  const std::string scheme = R"(, "quantization_config": {"quant_method": "modelopt",
+      "kv_cache_scheme": {"dynamic": false, "num_bits": 8, "type": "float"}}})";
+  EXPECT_EQ(plan_of(kKimiK2.substr(0, kKimiK2.size() - 1) + scheme, {}),
+            "19099 blocks, 1222336 tokens, blocks of 64");
+}
+
+TEST(ConfigOptions, LatentRowsHaveNoOtherQuantizedFormat) {
+  for (const Options& options :
+       {Options{.kv_dtype = DType::fp8_e5m2},
+        Options{.kv_dtype = DType::uint8, .mode = KVQuantMode::nvfp4},
+        Options{.kv_dtype = DType::int8, .mode = KVQuantMode::int8_per_token_head}})
+    EXPECT_NE(plan_of(kKimiK2, options).find("no backend keeps latent rows"), std::string::npos);
+}
+
+// FlashAttention 4 reads 64 tokens at a time from heads of 512 in fp8.
+TEST(ConfigOptions, HeadsOf512InFp8HaveBlocksOf64) {
+  const std::string config = gemma4(
+      R"("hidden_size": 5376, "num_attention_heads": 32, "num_key_value_heads": 16,
+         "num_global_key_value_heads": 4, "head_dim": 256, "global_head_dim": 512,
+         "attention_k_eq_v": true, "sliding_window": 1024, "num_kv_shared_layers": 0)",
+      60, 6);
+  EXPECT_EQ(plan_of(config, {.kv_dtype = DType::fp8_e4m3}),
+            "8192 blocks, 93990 tokens, blocks of 64 128");
+}
+
+TEST(ConfigOptions, StagesAreRunsOfDecoderLayers) {
+  EXPECT_EQ(plan_of(kLongcat, {.pp = 3}),
+            "116508 blocks, 1864128 tokens, blocks of 16, stages 18 20 18");
+  EXPECT_EQ(plan_of(kLongcat, {.pp = 8}),
+            "291271 blocks, 4660336 tokens, blocks of 16, stages 6 6 6 8 8 8 8 6");
+  EXPECT_EQ(plan_of(kNemotron, {.pp = 3}),
+            "3996 blocks, 1487965 tokens, blocks of 1312 4096, stages 11 10 10");
+}
+
+TEST(ConfigOptions, StagesDoNotShareCaches) {
+  const std::string config = gemma4(
+      R"("hidden_size": 1536, "num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 256,
+         "global_head_dim": 512, "sliding_window": 512, "num_kv_shared_layers": 20)",
+      35, 5);
+  const std::string refusal = plan_of(config, {.pp = 2});
+  EXPECT_NE(refusal.find("--pp 2"), std::string::npos) << refusal;
+  EXPECT_NE(refusal.find("layer 13 (num_kv_shared_layers)"), std::string::npos) << refusal;
+}
+
+TEST(ConfigOptions, RanksThatTheEngineRefusesAreRefused) {
+  const std::string mamba =
+      config_of(R"("architectures": ["Mamba2ForCausalLM"], "model_type": "mamba2", "n_groups": 8)");
+  for (const auto& [config, options, reason] : {
+           std::tuple{kQwen2, Options{.tp = 8},
+                      "--tp 8: it does not divide num_attention_heads 28"},
+           std::tuple{kQwen2, Options{.tp = 4, .dcp = 3}, "--dcp 3: it does not divide --tp 4"},
+           std::tuple{kQwen2, Options{.tp = 4, .dcp = 2}, "--dcp 2: num_key_value_heads 4"},
+           std::tuple{kQwen2, Options{.tp = 28, .dcp = 14}, "allow at most 7"},
+           std::tuple{mamba, Options{.tp = 16}, "8 n_groups cannot be cut over tp 16"},
+       }) {
+    const std::string refusal = plan_of(config, options);
+    EXPECT_NE(refusal.find(reason), std::string::npos) << refusal;
+  }
+  EXPECT_NE(plan_of(kQwen2, {.tp = 28, .dcp = 7}).find("tokens"), std::string::npos);
+  EXPECT_NE(plan_of(kKimiK2, {.tp = 8, .dcp = 8}).find("tokens"), std::string::npos);
+}
+
+TEST(ConfigOptions, DraftsAddTheMtpLayers) {
+  const std::string config = config_of(
+      R"("architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3",
+         "num_hidden_layers": 61, "num_nextn_predict_layers": 1, )" +
+      kLatent);
+  EXPECT_EQ(plan_of(config, {.num_spec = 1}), "37583 blocks, 601328 tokens, blocks of 16");
+}
+
+}  // namespace
+}  // namespace lockstep
