@@ -159,19 +159,21 @@ std::string recording_text(const RunSummary& summary, const RecordingCheck& reco
 struct OtherVerdicts {
   std::optional<RecordingCheck> recorded;  // of a recording on whose inputs the model decides
   std::unique_ptr<RecordingAudit> audit;   // of a recording that is followed
-  std::optional<Failure> judged;           // of a saved case that says what failed it
+  std::span<const std::unique_ptr<RunAudit>> engines;  // of engines that decide
+  std::optional<Failure> judged;                       // of a saved case that says what failed it
 };
 
-// The verdict of a recording whose own decisions ran.
-std::string followed_text(const RunSummary& summary, const RecordingAudit& audit) {
+// The verdict of decisions that are not the model's: those of a recording, or another engine's.
+std::string audited_text(const RunSummary& summary, std::string_view decisions,
+                         const std::string& not_audited) {
   const bool has_backend = summary.backend != "none";
-  const bool is_audited = audit.not_audited().empty();
+  const bool is_audited = not_audited.empty();
   return fmt::format(
-      "Verdict: {}. The recorded decisions {}; {}.\n",
-      has_backend || is_audited ? "agreed" : "done",
+      "Verdict: {}. The {} decisions {}; {}.\n", has_backend || is_audited ? "agreed" : "done",
+      decisions,
       has_backend ? "compared equal in every step"
                   : "ran without a backend, so no page was compared",
-      is_audited ? "their audit has no finding" : "they were not audited: " + audit.not_audited());
+      is_audited ? "their audit has no finding" : "they were not audited: " + not_audited);
 }
 
 std::string violation_text(const RunSummary& summary) {
@@ -190,7 +192,11 @@ std::string verdict_text(const RunSummary& summary, const OtherVerdicts& others)
       if (stop_requested())
         return fmt::format("Verdict: none. Interrupted after {}, which compared equal.\n",
                            counted(summary.steps, "step"));
-      if (others.audit != nullptr) return followed_text(summary, *others.audit);
+      if (summary.steps == 0) return "Verdict: done. No step ran, so nothing was compared.\n";
+      if (others.audit != nullptr)
+        return audited_text(summary, "recorded", others.audit->not_audited());
+      if (!others.engines.empty())
+        return audited_text(summary, "engine's", others.engines.front()->not_audited());
       if (others.recorded) return recording_text(summary, *others.recorded);
       return summary.backend == "none" ? "Verdict: done. Nothing was compared (--backend none).\n"
                                        : "Verdict: agreed. Every step compared equal.\n";
@@ -354,7 +360,7 @@ Result<std::string> leave_case(const ReplayOptions& options, const OpenReplay& p
   const Verdict verdict = report.summary.verdict;
   if (verdict == Verdict::agreed || verdict == Verdict::parted) return std::string();
   // The recording shows the failure itself, without a case.
-  if (prepared.recording && verdict == Verdict::audit)
+  if (prepared.recording && verdict == Verdict::audit && judging.engines == nullptr)
     return fmt::format("lockstep {} {}",
                        prepared.run.decide == Decides::recording ? "explain" : "audit",
                        shell_word(options.file));
@@ -454,10 +460,14 @@ void take_verdicts(const ReplayOptions& options, const OpenReplay& prepared, Oth
     take_judged(*others.judged, summary);
   } else if (summary.verdict == Verdict::agreed && others.recorded) {
     summary.verdict = others.recorded->verdict();
-  } else if (summary.verdict == Verdict::agreed && others.audit != nullptr) {
-    if (!stop_requested()) others.audit->end();
-    if (!others.audit->findings().empty())
-      summary.violation = failure_of(others.audit->findings().front());
+  } else if (summary.verdict == Verdict::agreed) {
+    const auto take = [&](auto& audit) {
+      if (!stop_requested()) audit.end();
+      if (!summary.violation && !audit.findings().empty())
+        summary.violation = failure_of(audit.findings().front());
+    };
+    if (others.audit != nullptr) take(*others.audit);
+    for (const auto& audit : others.engines) take(*audit);
   }
   if (summary.violation)
     summary.verdict =
@@ -471,6 +481,8 @@ void add_not_checked(const ReplayOptions& options, const OpenReplay& prepared,
   if (const std::int32_t kept = prepared.run.recipe.layers_per_group; kept > 0)
     summary.not_checked.push_back(fmt::format(
         "pages of the layers that --layers-per-group {} leaves out of each group", kept));
+  if (!others.engines.empty() && !others.engines.front()->not_audited().empty())
+    summary.not_checked.push_back("the audit: " + others.engines.front()->not_audited());
   if (others.audit == nullptr) return;
   if (!others.audit->not_audited().empty())
     summary.not_checked.push_back("the audit: " + others.audit->not_audited());
@@ -544,6 +556,7 @@ Result<int> replay(ReplayOptions& options, CommandReport& out) {
     others.audit = std::make_unique<RecordingAudit>(prepared.recording);
     prepared.session->observe(0, *others.audit);
   }
+  if (judging.engines != nullptr) others.engines = prepared.audits;
   LS_ASSIGN_OR_RETURN(auto report,
                       run_with_progress(options, prepared, folder ? &*folder : nullptr));
   if (folder)

@@ -184,11 +184,11 @@ std::string configuration_text(const OpenReplay& prepared) {
 
 std::optional<CountedHits> hits_of(const OpenReplay& prepared) {
   std::optional<CountedHits> all;
-  for (const auto& counter : prepared.hits)
-    if (counter->hits() != nullptr) {
+  for (const auto& audit : prepared.audits)
+    if (audit->hits() != nullptr) {
       if (!all) all.emplace();
-      *all += *counter->hits();
-      all->is_whole &= !counter->has_ended();
+      *all += *audit->hits();
+      all->is_whole &= !audit->has_ended();
     }
   return all;
 }

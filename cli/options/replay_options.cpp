@@ -295,35 +295,35 @@ Result<OpenReplay> open_replay(ReplayRequest request,
   const bool reads_tables = conforms || replay.config.connector.has(ConnectorKind::host);
   if (engines != nullptr)
     replay.parts.decisions = decisions_of(engines, reads_tables ? 1 : kStepsPerTableShown);
-  // The recorder is between the loop and the workload, so it sees what the engine receives.
-  if (conforms) {
-    if (replay.config.data_parallel.dp_size > 1)
-      return fail("--conform compares the model with one engine, not with data parallel ranks");
-    replay.parts.attach = [&replay](std::int32_t, Workload* workload) {
-      replay.conforming = std::make_unique<ConformingRun>(*workload);
-      return Onlooker{.workload = &replay.conforming->workload(),
-                      .observer = replay.conforming.get()};
-    };
-  }
+  if (conforms && replay.config.data_parallel.dp_size > 1)
+    return fail("--conform compares the model with one engine, not with data parallel ranks");
   const bool has_connector =
       !replay.config.connector.parts.empty() || replay.parts.clients->connector() != nullptr;
   // Hits with a connector are not the cache's own, and another engine's are not explained by the
   // model.
-  if (engines == nullptr && HitCounter::applies(replay.config) && !has_connector)
-    replay.parts.attach = [&replay](std::int32_t, Workload* workload) {
-      HitCounter& counter = *replay.hits.emplace_back(std::make_unique<HitCounter>(*workload));
-      return Onlooker{.workload = &counter.workload(), .observer = &counter};
+  const bool audits =
+      engines != nullptr || (RunAudit::counts_hits_of(replay.config) && !has_connector);
+  // Their recorders are between the loop and the workload, so they see what the engine receives.
+  if (audits)
+    replay.parts.attach = [&replay, conforms](std::int32_t, Workload* workload) {
+      RunAudit& audit = *replay.audits.emplace_back(std::make_unique<RunAudit>(*workload));
+      if (!conforms) return Onlooker{.workload = &audit.workload(), .observer = &audit};
+      replay.conforming = std::make_unique<ConformingRun>(audit.workload());
+      return Onlooker{.workload = &replay.conforming->workload(),
+                      .observer = replay.conforming.get()};
     };
   auto session = Session::open(replay.config, std::move(replay.parts));
   if (!session)
     return fail("{}{}", replay.run.faults.empty() ? "" : request.file + ": ",
                 session.error().message);
   replay.session = std::move(*session);
-  for (std::size_t i = 0; i < replay.hits.size(); ++i)
-    replay.hits[i]->open(replay.config, *replay.session->engines()[i].decisions);
-  if (conforms)
-    LS_RETURN_IF_ERROR(
-        replay.conforming->open(replay.config, *replay.session->engines().front().decisions));
+  const AuditScope scope = engines != nullptr ? scope_of(*engines) : AuditScope::hits_only;
+  for (std::size_t i = 0; i < replay.audits.size(); ++i)
+    replay.audits[i]->open(replay.config, *replay.session->engines()[i].decisions, scope);
+  if (!conforms) return replay;
+  LS_RETURN_IF_ERROR(
+      replay.conforming->open(replay.config, *replay.session->engines().front().decisions));
+  replay.session->observe(0, *replay.audits.front());
   return replay;
 }
 

@@ -69,8 +69,9 @@ using BackendOf = std::function<Result<BackendFactory>(const PreparedReplay& pre
 
 // A prepared replay with its session. The session has taken `parts`; `run` has the planned faults.
 struct OpenReplay : PreparedReplay {
-  std::unique_ptr<ConformingRun> conforming;      // null without --conform
-  std::vector<std::unique_ptr<HitCounter>> hits;  // one per engine; empty: not counted
+  std::unique_ptr<ConformingRun> conforming;  // null without --conform
+  // One per engine: of another engine's decisions, or of the model's hits. Empty: none.
+  std::vector<std::unique_ptr<RunAudit>> audits;
   std::unique_ptr<Session> session;
 };
 // Opens a replay. `engines`: the deciding engine; null: the model. `backend_of`: absent:

@@ -101,7 +101,7 @@ static Result<AuditFile> audit_steps(const std::string& path, const RecordingHea
   } else {
     auditor.end(steps.end());
     file.cut_off = cut_off_text(steps.end());
-    if (file.steps == 0) file.skipped = file.cut_off;
+    if (file.steps == 0) file.skipped = file.cut_off.empty() ? "it has no step" : file.cut_off;
   }
   file.reads_checked = auditor.reads_checked();
   file.hits = auditor.hits();

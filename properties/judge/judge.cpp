@@ -56,12 +56,9 @@ class Bench final : public StepObserver {
   Result<void> begin(const SavedCase& saved, const LockstepConfig& config,
                      const DecisionSource& decisions) {
     model_ = options_.invariants ? decisions.model() : nullptr;
-    RecordingHeader header =
-        // A connector's traits are in the header: the audit must know, for example, that loads may
-        // fail.
-        recording_header(saved.engine, saved.cache.groups, saved.cache.num_blocks, decisions);
-    if (recorder_.connector() != nullptr)
-      connect_engine(header, config.connector.load_failure_policy, recorder_.connector()->traits());
+    const RecordingHeader header =
+        recorder_.header(saved.engine, saved.cache.groups, saved.cache.num_blocks, decisions,
+                         config.connector.load_failure_policy);
     if (recording_ != nullptr) recording_->header = header;
     RecordingHeader audited = followed_ != nullptr ? followed_->header : header;
     if (why_not_audited(audited).empty()) {

@@ -138,7 +138,7 @@ nlohmann::ordered_json json_of(const RecordingCheck& check) {
 }
 
 // Full attention in one group without drafts loses hits to evictions only.
-bool HitCounter::applies(const LockstepConfig& config) {
+bool RunAudit::counts_hits_of(const LockstepConfig& config) {
   const std::vector<KVCacheGroupSpec>& groups = config.backend.plan.groups;
   return config.engine.enable_prefix_caching &&
          (groups.size() > 1 || config.engine.num_spec_tokens > 0 ||
@@ -146,16 +146,48 @@ bool HitCounter::applies(const LockstepConfig& config) {
               groups, [](const KVCacheGroupSpec& group) { return grows_with_length(group.spec); }));
 }
 
-void HitCounter::open(const LockstepConfig& config, const DecisionSource& decisions) {
-  const RecordingHeader header = recording_header(config.engine, config.backend.plan.groups,
-                                                  config.backend.plan.num_blocks, decisions);
-  if (why_not_audited(header).empty()) auditor_.emplace(header, AuditScope::hits_only);
+// An engine without a release profile must not be audited by the rules of a release.
+void RunAudit::open(const LockstepConfig& config, const DecisionSource& decisions,
+                    AuditScope scope) {
+  const KVCacheConfig& plan = config.backend.plan;
+  RecordingHeader header = recorder_.header(config.engine, plan.groups, plan.num_blocks, decisions,
+                                            config.connector.load_failure_policy);
+  if (!decisions.has_profile()) header.engine = {.name = "other", .version = "1"};
+  scope_ = scope;
+  not_audited_ = why_not_audited(header);
+  if (not_audited_.empty()) auditor_.emplace(header, scope);
 }
 
-// Findings are dropped: the scope `hits_only` has none worth reporting.
-void HitCounter::take(const RecordedStep& step) {
+bool RunAudit::has_ended() const {
+  if (!auditor_ || !findings_.empty()) return true;
+  return scope_ == AuditScope::hits_only && auditor_->hits().tokens > kTokensMax;
+}
+
+bool RunAudit::decided(const StepView& view) {
+  if (!has_ended()) recorder_.decided(view);
+  return findings_.empty();
+}
+
+bool RunAudit::finished(const StepView& view) {
+  if (!has_ended()) recorder_.finished(view);
+  return findings_.empty();
+}
+
+// The scope `hits_only` has no finding worth reporting.
+void RunAudit::take(const RecordedStep& step) {
   auditor_->step(step);
-  auditor_->take_findings();
+  std::vector<AuditFinding> found = auditor_->take_findings();
+  if (scope_ != AuditScope::hits_only) findings_ = std::move(found);
+}
+
+void RunAudit::end() {
+  if (has_ended() || scope_ == AuditScope::hits_only) return;
+  auditor_->end(recorder_.end());
+  findings_ = auditor_->take_findings();
+}
+
+const HitTotals* RunAudit::hits() const {
+  return auditor_ && scope_ == AuditScope::hits_only ? &auditor_->hits() : nullptr;
 }
 
 // Nothing in the pool means nothing was lost.

@@ -76,49 +76,56 @@ std::string details_of(const RecordingCheck& check);
 std::string parting_of(const ConformMismatch& parts);
 nlohmann::ordered_json json_of(const RecordingCheck& check);
 
-// Counts what prefix caching finds in a run, and why it finds no more, from the run's decisions. It
-// follows only blocks and tokens and checks nothing. At about 200 ns per prompt token it ends after
-// kTokensMax of them.
+// Audits the decisions of a run while it runs. Another engine's are checked, and the run ends at the
+// first finding. With the scope hits_only, for the model, it only counts what prefix caching finds
+// and why it finds no more; at about 200 ns per prompt token that ends after kTokensMax of them.
 //
 // Invariants
-// (1) The counter sits between the loop and its workload and changes neither.
-// (2) Its totals cover every completed step up to its end.
-// (3) Before open() it has ended: it counts nothing.
+// (1) The audit sits between the loop and its workload and changes neither.
+// (2) Every completed step is audited once, in order, up to the first finding or the end.
+// (3) Before open() it has ended.
 //
-// Not counted: runs with a KV connector, as in HitTotals.
+// Not counted: hits of runs with a KV connector, as in HitTotals.
 
-class HitCounter final : public StepObserver {
+class RunAudit final : public StepObserver {
  public:
-  // Prompt tokens, after which the counter ends.
+  // Prompt tokens, after which counting ends.
   static constexpr std::int64_t kTokensMax = 1'000'000;
 
   // Returns true if hits can be lost to more than evictions: by windows, states, several groups or
   // drafts. Otherwise the counts would say little.
-  static bool applies(const LockstepConfig& config);
-  // `workload` must outlive the counter; the loop must use workload() instead.
-  explicit HitCounter(Workload& workload)
+  static bool counts_hits_of(const LockstepConfig& config);
+  // `workload` must outlive the audit; the loop must use workload() instead.
+  explicit RunAudit(Workload& workload)
       : recorder_(workload, [this](const RecordedStep& step) { take(step); }) {}
-  // Must be called before the first step. `config`: of the run. A run that the audit does not
-  // follow is not counted.
-  void open(const LockstepConfig& config, const DecisionSource& decisions);
+  // Must be called before the first step. `config`: of the run.
+  void open(const LockstepConfig& config, const DecisionSource& decisions, AuditScope scope);
 
   Workload& workload() { return recorder_; }
-  bool decided(const StepView& view) override { return has_ended() || recorder_.decided(view); }
-  bool finished(const StepView& view) override { return has_ended() || recorder_.finished(view); }
-  bool has_ended() const { return !auditor_ || auditor_->hits().tokens > kTokensMax; }
-  // Null: the audit does not follow such a run.
-  const HitTotals* hits() const { return auditor_ ? &auditor_->hits() : nullptr; }
+  bool decided(const StepView& view) override;
+  bool finished(const StepView& view) override;
+  // Audits the end. Must be called after the last step of a run that did not fail.
+  void end();
+  bool has_ended() const;
+  const std::vector<AuditFinding>& findings() const { return findings_; }
+  // Returns why the audit cannot follow the run; empty: it can.
+  const std::string& not_audited() const { return not_audited_; }
+  // Null: hits are not counted.
+  const HitTotals* hits() const;
 
  private:
   void take(const RecordedStep& step);
 
   RunRecorder recorder_;
+  AuditScope scope_ = AuditScope::hits_only;
+  std::string not_audited_;
   std::optional<Auditor> auditor_;
+  std::vector<AuditFinding> findings_;
 };
 
 // Hits of all engines together, without engines that the audit does not follow.
 struct CountedHits : HitTotals {
-  bool is_whole = true;  // false: HitCounter::kTokensMax ended the count
+  bool is_whole = true;  // false: RunAudit::kTokensMax ended the count
 };
 // Returns the hit tokens in percent of those that were in the pool; 100 if none was.
 double hit_share(const HitTotals& hits);

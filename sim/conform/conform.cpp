@@ -170,6 +170,9 @@ Result<ConformFile> conform_workload(const std::string& path, RecordingHeader he
     file.wait_cycle = report->summary.wait_cycle;
     file.mismatch = observer.mismatch();
     if (!file.mismatch) file.cut_off = cut_off_text(workload.end());
+    if (!file.mismatch && file.steps == 0)
+      return fail("{}: has no step to compare{}{}", path, file.cut_off.empty() ? "" : "; ",
+                  file.cut_off);
     // A recording that was cut off has no end line to compare.
     if (!file.mismatch && file.cut_off.empty())
       file.mismatch =
@@ -313,12 +316,10 @@ void LiveConform::take(const ConformMismatch& found) {
 }
 
 Result<void> ConformingRun::open(const LockstepConfig& config, const DecisionSource& decisions) {
-  RecordingHeader header = recording_header(config.engine, config.backend.plan.groups,
-                                            config.backend.plan.num_blocks, decisions);
-  // The header must name the connector's traits: the model derives queries and holds from them.
-  if (recorder_.connector() != nullptr)
-    connect_engine(header, config.connector.load_failure_policy, recorder_.connector()->traits());
-  LS_ASSIGN_OR_RETURN(live_, LiveConform::open(header));
+  const KVCacheConfig& plan = config.backend.plan;
+  LS_ASSIGN_OR_RETURN(
+      live_, LiveConform::open(recorder_.header(config.engine, plan.groups, plan.num_blocks,
+                                                decisions, config.connector.load_failure_policy)));
   return {};
 }
 

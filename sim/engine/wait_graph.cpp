@@ -123,7 +123,10 @@ std::string why_stuck(const DecisionSource& decisions, const RunConfig& config, 
     if (needed > pool.total_blocks) return why + ": it can never fit";
     if (pool.free_blocks < needed) return why + ", and no running request will free any";
   }
-  return why + ": enough, but earlier requests in the queue do not fit";
+  const std::vector<RequestId> waiting = decisions.waiting();
+  const bool is_first = decisions.skipped().empty() && !waiting.empty() && waiting.front() == id;
+  return why + (is_first ? ": enough, but the engine does not schedule it"
+                         : ": enough, but earlier requests in the queue do not fit");
 }
 
 std::optional<WaitCycle> first_cycle(const std::vector<Standstill>& standstills) {

@@ -27,6 +27,16 @@ RecordingHeader recording_header(const EngineConfig& config,
   return header;
 }
 
+RecordingHeader RunRecorder::header(const EngineConfig& config,
+                                    const std::vector<KVCacheGroupSpec>& groups,
+                                    std::int64_t num_blocks, const DecisionSource& decisions,
+                                    KVLoadFailurePolicy policy) const {
+  RecordingHeader header = recording_header(config, groups, num_blocks, decisions);
+  // Readers of the steps must know, for example, that loads may fail.
+  if (connector_) connect_engine(header, policy, connector_->traits());
+  return header;
+}
+
 void RunRecorder::take_events(const std::vector<WorkloadEvent>& events,
                               std::vector<RecordedEvent>& into) {
   for (const WorkloadEvent& event : events) {

@@ -38,6 +38,10 @@ class RunRecorder final : public Workload, public StepObserver {
     if (inner.connector() != nullptr) connector_.emplace(*inner.connector());
   }
 
+  // The header of this run's recording, with the traits of the connector. `policy`: of its loads.
+  RecordingHeader header(const EngineConfig& config, const std::vector<KVCacheGroupSpec>& groups,
+                         std::int64_t num_blocks, const DecisionSource& decisions,
+                         KVLoadFailurePolicy policy) const;
   // After the run: the end line. `unfinished` are the live requests, running first.
   RecordingEnd end() const { return end_; }
   // The current step as far as it was recorded.

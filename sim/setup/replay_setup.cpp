@@ -62,12 +62,17 @@ Result<void> parse(const ReplayRequest& request, ReplayInput& input) {
 }
 
 // Returns the largest sum of prompt and output over the trace's requests, in tokens; 1 without
-// requests.
-std::int32_t longest_request(const Trace& trace) {
+// requests. Errors: a sum above kTokensMax.
+Result<std::int32_t> longest_request(const std::string& file, const Trace& trace) {
   std::int64_t longest = 1;
   for (const TraceRecord& record : trace.records)
-    if (const auto* request = std::get_if<TraceRequest>(&record))
-      longest = std::max(longest, request->spec.prompt.size() + request->spec.max_tokens);
+    if (const auto* request = std::get_if<TraceRequest>(&record)) {
+      const std::int64_t tokens = request->spec.prompt.size() + request->spec.max_tokens;
+      if (tokens > kTokensMax)
+        return fail("{}: request {} has {} tokens of prompt and output; at most {}", file,
+                    request->spec.name, with_commas(tokens), with_commas(kTokensMax));
+      longest = std::max(longest, tokens);
+    }
   return static_cast<std::int32_t>(longest);
 }
 
@@ -173,9 +178,14 @@ Result<void> finish(const ReplayRequest& request, Result<KVCacheConfig> plan,
 }
 
 // Events carry the engine's own block hashes. Only a run of a trace computes them on request; other
-// files must be configured for them.
-Result<void> check_cache_events(const ReplayRequest& request, const EngineConfig& engine) {
+// files must be configured for them. Only the model reports events.
+Result<void> check_cache_events(const ReplayRequest& request, const PreparedReplay& prepared) {
   if (!request.tells_cache_events) return {};
+  const EngineConfig& engine = prepared.config.engine;
+  if (request.other_engine || (prepared.recording && prepared.run.decide == Decides::recording))
+    return fail("--cache-events lists the model's events, and here {} decides; {}",
+                request.other_engine ? "another engine" : "the recording",
+                request.other_engine ? "omit --decisions" : "add --decide model");
   if (engine.hash_algorithm == HashAlgorithm::content)
     return fail(
         "--cache-events needs block hashes of the engine: a trace with --hash-algorithm "
@@ -257,7 +267,7 @@ Result<void> resolve_trace(const ReplayRequest& request, const ReplayInput& inpu
   if (request.tells_cache_events && !given.has("hash_algorithm"))
     run.engine.hash_algorithm = HashAlgorithm::sha256_cbor;
   if (!given.has("max_model_len") && !says(hinted, "max_model_len")) {
-    run.engine.max_model_len = longest_request(*input.trace);
+    LS_ASSIGN_OR_RETURN(run.engine.max_model_len, longest_request(request.file, *input.trace));
     prepared.chosen.push_back(fmt::format("max_model_len {}, the longest request of the trace",
                                           with_commas(run.engine.max_model_len)));
   }
@@ -331,6 +341,10 @@ Result<void> resolve_recording(const ReplayRequest& request, const ReplayInput& 
     return fail("{}:1: {}", request.file, sound.error().message);
   request.run.apply_to(prepared.run);
   prepared.run.engine = header.options.config;
+  const std::string named = header.engine.text();
+  if (header.engine.name == "vllm" && named != prepared.run.engine.engine)
+    prepared.chosen.push_back(
+        fmt::format("rules of {}: {} has no profile", prepared.run.engine.engine, named));
   // Decisions of an unknown engine can be followed, but its memory needs the rules of some release.
   if (std::string profile = profile_for_memory(header); profile != prepared.run.engine.engine) {
     prepared.chosen.push_back(
@@ -442,7 +456,7 @@ Result<PreparedReplay> resolve_replay(ReplayRequest request, const ReplayInput& 
   prepared.run.check = CheckMode::fast;
   LS_RETURN_IF_ERROR(resolve_by_format(request, input, prepared));
   LockstepConfig& config = prepared.config;
-  LS_RETURN_IF_ERROR(check_cache_events(request, config.engine));
+  LS_RETURN_IF_ERROR(check_cache_events(request, prepared));
   config.draw = request.draws;
   config.backend.num_threads = request.num_threads;
   // Host blocks belong to the connector. Without one, only a pair of engines has a staging buffer.

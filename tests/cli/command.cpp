@@ -35,6 +35,12 @@ std::string read_text(const std::string& path) {
   return text.str();
 }
 
+std::string replaced(std::string text, const std::string& found, const std::string& better) {
+  const std::size_t at = text.find(found);
+  EXPECT_NE(at, std::string::npos) << found;
+  return at == std::string::npos ? text : text.replace(at, found.size(), better);
+}
+
 void write_text(const std::string& path, std::string_view text) {
   std::ofstream(path, std::ios::binary) << text;
 }

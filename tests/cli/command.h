@@ -23,6 +23,8 @@ Outcome run_program(const std::string& program, const std::vector<std::string>& 
 std::string sample_path(std::string_view name);  // in traces/samples
 inline const std::string kSample = sample_path("shared_prefixes.jsonl");
 std::string read_text(const std::string& path);
+// The text with the first `found` replaced. Fails the test if there is none.
+std::string replaced(std::string text, const std::string& found, const std::string& better);
 void write_text(const std::string& path, std::string_view text);
 
 }  // namespace lockstep::tests

@@ -227,7 +227,7 @@ TEST(Decisions, WhatIsKnownIsNoNewsUntilItsDayIsOver) {
   EXPECT_NE(wrong.err.find("expected a date"), std::string::npos) << wrong.err;
 }
 
-TEST(Decisions, ReplayRunsABackendBelowThemAndTellsThatTheEngineFailed) {
+TEST(Decisions, AreExecutedAuditedAndTheirEnginesFailureIsAVerdict) {
   const std::string path = temporary_path("two.jsonl");
   write_text(path, R"({"lockstep_trace":1,"time":"ns","source":{"kind":"test","name":""}})"
                    "\n"
@@ -235,16 +235,26 @@ TEST(Decisions, ReplayRunsABackendBelowThemAndTellsThatTheEngineFailed) {
                    "\n"
                    R"({"id":"b","t":0,"prompt":[[2,30]],"output":{"length":9}})"
                    "\n"
-                   R"({"end":true,"records":2})"
+                   R"({"id":"c","t":1000000000,"prompt":[[3,30]],"output":{"length":9}})"
+                   "\n"
+                   R"({"end":true,"records":3})"
                    "\n");
   const std::vector<std::string> replay = {
       "replay", path, "--backend", "simt", "--no-async-scheduling", "--decisions"};
-  auto sound = replay, broken = replay;
+  auto sound = replay, broken = replay, leaking = replay;
   sound.push_back(kEngine);
   broken.push_back(kEngine + " --bug raise");
+  leaking.push_back(kEngine + " --bug lost");
   const Outcome agreed = run_lockstep(sound);
   EXPECT_EQ(agreed.status, 0) << agreed.out << agreed.err;
-  EXPECT_NE(agreed.out.find("Every step compared equal"), std::string::npos) << agreed.out;
+  EXPECT_NE(agreed.out.find("The engine's decisions compared equal in every step; their audit has "
+                            "no finding."),
+            std::string::npos)
+      << agreed.out;
+  // No page shows a block that is lost.
+  const Outcome leaks = run_lockstep(leaking);
+  EXPECT_EQ(leaks.status, 1) << leaks.out << leaks.err;
+  EXPECT_NE(leaks.out.find("Verdict: audit.conservation in step "), std::string::npos) << leaks.out;
   const Outcome failed = run_lockstep(broken);
   EXPECT_EQ(failed.status, 1) << failed.err;
   EXPECT_NE(failed.out.find("THE ENGINE FAILED in step 5 (engine.exception)"), std::string::npos)

@@ -46,12 +46,6 @@ Json same_json(const std::string& left, const std::string& right, int status) {
   return Json::parse(read_text(path));
 }
 
-std::string replaced(std::string text, const std::string& found, const std::string& better) {
-  const std::size_t at = text.find(found);
-  EXPECT_NE(at, std::string::npos) << found;
-  return at == std::string::npos ? text : text.replace(at, found.size(), better);
-}
-
 TEST(Same, TwoRunsOfOneTraceAreTheSameAndEndInTheStateHashOfTheReplay) {
   const std::string first = hashes_of("first", {"--backend", "simt"});
   const std::string second = hashes_of("second", {"--backend", "simt"});

@@ -2,6 +2,7 @@
 // without a profile, lost prefix hits, and plans that leave something out.
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
@@ -293,6 +294,56 @@ TEST(Verdicts, ASavedCaseWhosePagesAreTooSmallIsRefused) {
     EXPECT_EQ(run.status, 2) << run.out;
     EXPECT_TRUE(has(run.err, "page_size_padded: 1; its rows take")) << run.err;
   }
+}
+
+TEST(Verdicts, NothingAgreesWithoutAStep) {
+  const std::string path = temporary_path("killed.jsonl"), whole = read_text(kFollowed);
+  write_text(path, whole.substr(0, whole.find('\n') + 1));
+  const Outcome compared = run_lockstep({"conform", path});
+  EXPECT_EQ(compared.status, 2) << compared.out;
+  EXPECT_TRUE(has(compared.err, "has no step to compare; ")) << compared.err;
+  EXPECT_EQ(run_lockstep({"audit", path}).status, 2);
+  const Outcome run = run_lockstep({"replay", path, "--backend", "simt"});
+  EXPECT_TRUE(has(run.out, "Verdict: done. No step ran, so nothing was compared.")) << run.out;
+}
+
+TEST(Verdicts, AReleaseWithoutAProfileIsNamed) {
+  const std::string path = temporary_path("newer.jsonl");
+  write_text(path,
+             replaced(read_text(kFollowed), R"("version":"0.33.0")", R"("version":"0.40.0")"));
+  const Outcome run = run_lockstep({"replay", path, "--backend", "none"});
+  EXPECT_TRUE(has(run.out, "rules of vllm-0.33.0: vllm-0.40.0 has no profile")) << run.out;
+}
+
+TEST(Verdicts, ASpecWithoutABlockSizeIsNotTaken) {
+  const std::string path = temporary_path("no_block_size.jsonl");
+  write_text(path, replaced(read_text(kFollowed), R"("block_size":4,"num_kv_heads")",
+                            R"("num_kv_heads")"));
+  const Outcome run = run_lockstep({"audit", path});
+  EXPECT_EQ(run.status, 2) << run.out;
+  EXPECT_TRUE(has(run.err, R"(no key "block_size")")) << run.err;
+}
+
+TEST(Verdicts, ARequestBeyondAllLimitsIsNamed) {
+  const std::string path = temporary_path("long.jsonl");
+  write_text(path, R"({"timestamp":0,"input_length":2147483647,"output_length":500})"
+                   "\n");
+  const Outcome run = run_lockstep({"replay", path, "--backend", "none"});
+  EXPECT_EQ(run.status, 2) << run.out;
+  EXPECT_TRUE(has(run.err, "has 2,147,484,147 tokens of prompt and output; at most 536,870,912"))
+      << run.err;
+}
+
+TEST(Verdicts, CacheEventsAreTheModels) {
+  const std::string events = temporary_path("no_events.jsonl");
+  const Outcome followed = run_lockstep({"replay", kFollowed, "--cache-events", events});
+  EXPECT_EQ(followed.status, 2) << followed.out;
+  EXPECT_TRUE(has(followed.err, "add --decide model")) << followed.err;
+  const Outcome other = run_lockstep({"replay", kSample, "--cache-events", events, "--decisions",
+                                      LOCKSTEP_BINARY_DIR "/model_engine"});
+  EXPECT_EQ(other.status, 2) << other.out;
+  EXPECT_TRUE(has(other.err, "another engine decides; omit --decisions")) << other.err;
+  EXPECT_FALSE(std::filesystem::exists(events));
 }
 
 }  // namespace

@@ -521,7 +521,8 @@ TEST(BenchmarkFile, ARequestOfTheSameNameIsRefused) {
   const std::string path = write_temporary(
       R"({"benchmark":"b","engine":{"name":"vllm","version":"1"},"config":{},)"
       R"("groups":[{"layers":["l"],)"
-      R"("spec":{"type":"mla","num_kv_heads":1,"head_size":64,"dtype":"fp8"}}],"num_blocks":9,)"
+      R"("spec":{"type":"mla","block_size":16,"num_kv_heads":1,"head_size":64,"dtype":"fp8"}}],)"
+      R"("num_blocks":9,)"
       R"("sampled_token":7,"totals":{"steps":1,"scheduled_tokens":1,"request_steps":1}})"
       "\n{\"add\":\"r\",\"prompt\":[[1,2]],\"max_tokens\":1}\n"
       "{\"add\":\"r\",\"prompt\":[[1,2]],\"max_tokens\":1}\n");

@@ -142,7 +142,7 @@ void fields(Io& io, FieldsOf<Io, KVCacheSpec>& spec) {
   } else {
     io.out.string("type", is_mla_window(spec.kind) ? kSlidingWindowMla : name_of(spec.kind));
   }
-  io.defaulted("block_size", spec.block_size, form::Between{1, kBlocksMax});
+  io.required("block_size", spec.block_size, form::Between{1, kBlocksMax});
   if (is_state_kind(spec.kind)) {
     state_fields(io, spec);
   } else if (keeps_pages(spec)) {
