@@ -76,9 +76,10 @@ std::string details_of(const RecordingCheck& check);
 std::string parting_of(const ConformMismatch& parts);
 nlohmann::ordered_json json_of(const RecordingCheck& check);
 
-// Audits the decisions of a run while it runs. Another engine's are checked, and the run ends at the
-// first finding. With the scope hits_only, for the model, it only counts what prefix caching finds
-// and why it finds no more; at about 200 ns per prompt token that ends after kTokensMax of them.
+// Audits the decisions of a run while it runs. Another engine's are checked, and the run ends at
+// the first finding. With the scope hits_only, for the model, it only counts what prefix caching
+// finds and why it finds no more; at about 200 ns per prompt token that ends after kTokensMax of
+// them.
 //
 // Invariants
 // (1) The audit sits between the loop and its workload and changes neither.

@@ -247,7 +247,7 @@ INSTANTIATE_TEST_SUITE_P(
                 "no/such/folder"}),
     [](const auto& refusal) { return std::string(refusal.param.name); });
 
-// `lockstep fuzz --decisions "$UNSET"`: many options mean by an empty value that they are not given.
+// `lockstep fuzz --decisions "$UNSET"`: many options take an empty value as not given.
 TEST(AnEmptyValue, IsRefusedForEveryOptionThatNeedsOne) {
   const std::vector<std::vector<std::string>> lines = {
       {"fuzz", "--runs", "1", "--backend", "none", "--decisions", ""},

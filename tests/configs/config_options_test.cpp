@@ -35,7 +35,8 @@ const std::string kKimiLinear = config_of(
        "num_hidden_layers": 27, "num_attention_heads": 32, "hidden_size": 2304,
        "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128,
        "linear_attn_config": {"num_heads": 32, "head_dim": 128, "short_conv_kernel_size": 4,
-         "kda_layers": [1, 2, 3, 5, 6, 7, 9, 10, 11, 13, 14, 15, 17, 18, 19, 21, 22, 23, 25, 26]})");
+         "kda_layers": [1, 2, 3, 5, 6, 7, 9, 10, 11, 13, 14, 15, 17, 18, 19, 21, 22, 23, 25,
+                       26]})");
 const std::string kLongcat =
     config_of(R"("architectures": ["LongcatFlashForCausalLM"], "model_type": "longcat_flash")");
 // The last five of 56 layers keep nothing.
