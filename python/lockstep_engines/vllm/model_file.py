@@ -160,7 +160,7 @@ def _cache_format(layers: list[Any]) -> Object:
     formats = {_quantized(layer): layer.name for layer in rows if not _is_indexer(layer)}
     if len(formats) > 1 and any(formats):
         raise NotInModelFiles(f"layers {', '.join(formats.values())} have different cache formats")
-    return {"kv_cache_dtype": form for form in formats if form}
+    return {"kv_cache_dtype": next(iter(formats))} if any(formats) else {}
 
 
 def _kind(layer: Any, dtype: str) -> Object:
