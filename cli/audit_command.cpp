@@ -12,9 +12,9 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
-#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -160,12 +160,11 @@ std::vector<std::string> not_checked_of(const AuditTotals& totals) {
   if (totals.skipped > 0)
     not_checked.push_back(
         fmt::format("{} that the audit does not follow", counted(totals.skipped, "recording")));
-  std::map<std::string, std::int64_t> num_files;
+  // Without counts: a campaign unites the lists of its parts.
+  std::set<std::string> of_files;
   for (const AuditFile& file : totals.files)
-    for (const std::string& what : file.not_checked) ++num_files[what];
-  for (const auto& [what, count] : num_files)
-    not_checked.push_back(count == 1 ? what
-                                     : fmt::format("{} ({})", what, counted(count, "recording")));
+    of_files.insert(file.not_checked.begin(), file.not_checked.end());
+  not_checked.insert(not_checked.end(), of_files.begin(), of_files.end());
   return not_checked;
 }
 

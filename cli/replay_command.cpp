@@ -124,24 +124,9 @@ Result<RunReport> run_with_progress(const ReplayOptions& options, OpenReplay& pr
 
 // `parted` agrees: the run itself did not fail, and the recording's difference is reported as text.
 int exit_code_of(Verdict verdict) {
-  switch (verdict) {
-    case Verdict::agreed:
-      return kExitAgreed;
-    case Verdict::divergence:
-      return kExitDisagreed;
-    case Verdict::liveness:
-      return kExitStuck;
-    case Verdict::parted:
-      return kExitAgreed;
-    case Verdict::engine_failure:
-    case Verdict::mismatch:
-    case Verdict::audit:
-    case Verdict::violation:
-      return kExitDisagreed;
-    case Verdict::harness:
-      return kExitRefused;
-  }
-  return kExitDisagreed;
+  if (verdict == Verdict::agreed || verdict == Verdict::parted) return kExitAgreed;
+  if (verdict == Verdict::liveness) return kExitStuck;
+  return verdict == Verdict::harness ? kExitRefused : kExitDisagreed;
 }
 
 // Returns the verdict of a recording on whose inputs the model decided. What ran on the backend are
@@ -161,6 +146,13 @@ struct OtherVerdicts {
   std::unique_ptr<RecordingAudit> audit;   // of a recording that is followed
   std::span<const std::unique_ptr<RunAudit>> engines;  // of engines that decide
   std::optional<Failure> judged;                       // of a saved case that says what failed it
+
+  // Why decisions that are not the model's were not audited; empty: they were. Null: the model
+  // decided.
+  const std::string* not_audited() const {
+    if (audit != nullptr) return &audit->not_audited();
+    return engines.empty() ? nullptr : &engines.front()->not_audited();
+  }
 };
 
 // The verdict of decisions that are not the model's: those of a recording, or another engine's.
@@ -194,10 +186,8 @@ std::string verdict_text(const RunSummary& summary, const OtherVerdicts& others)
         return fmt::format("Verdict: none. Interrupted after {}, which compared equal.\n",
                            counted(summary.steps, "step"));
       if (summary.steps == 0) return "Verdict: done. No step ran, so nothing was compared.\n";
-      if (others.audit != nullptr)
-        return audited_text(summary, "recorded", others.audit->not_audited());
-      if (!others.engines.empty())
-        return audited_text(summary, "engine's", others.engines.front()->not_audited());
+      if (const std::string* reason = others.not_audited())
+        return audited_text(summary, others.audit != nullptr ? "recorded" : "engine's", *reason);
       if (others.recorded) return recording_text(summary, *others.recorded);
       return summary.backend == "none" ? "Verdict: done. Nothing was compared (--backend none).\n"
                                        : "Verdict: agreed. Every step compared equal.\n";
@@ -483,11 +473,9 @@ void add_not_checked(const ReplayOptions& options, const OpenReplay& prepared,
   if (const std::int32_t kept = prepared.run.recipe.layers_per_group; kept > 0)
     summary.not_checked.push_back(fmt::format(
         "pages of the layers that --layers-per-group {} leaves out of each group", kept));
-  if (!others.engines.empty() && !others.engines.front()->not_audited().empty())
-    summary.not_checked.push_back("the audit: " + others.engines.front()->not_audited());
+  if (const std::string* reason = others.not_audited(); reason != nullptr && !reason->empty())
+    summary.not_checked.push_back("the audit: " + *reason);
   if (others.audit == nullptr) return;
-  if (!others.audit->not_audited().empty())
-    summary.not_checked.push_back("the audit: " + others.audit->not_audited());
   const std::string& engine = prepared.recording->header.options.config.engine;
   summary.not_checked.push_back(
       find_engine_profile(engine) == nullptr
