@@ -171,7 +171,7 @@ Result<ConformFile> conform_workload(const std::string& path, RecordingHeader he
     file.mismatch = observer.mismatch();
     if (!file.mismatch) file.cut_off = cut_off_text(workload.end());
     if (!file.mismatch && file.steps == 0)
-      return fail("{}: has no step to compare{}{}", path, file.cut_off.empty() ? "" : "; ",
+      return fail("{}:1: has no step to compare{}{}", path, file.cut_off.empty() ? "" : "; ",
                   file.cut_off);
     // A recording that was cut off has no end line to compare.
     if (!file.mismatch && file.cut_off.empty())
