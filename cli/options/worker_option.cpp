@@ -39,13 +39,13 @@ WorkerOptions with_case(WorkerOptions options, const std::optional<WorkedBy>& wo
 }
 
 Result<void> check_worker_options(const std::string& backend, const WorkerOptions& given) {
-  if (backend == "vllm" || backend.starts_with("vllm:")) return {};
+  if (is_engine_worker(backend)) return {};  // open_workers() checks what worker:COMMAND takes
   for (const auto& [name, value] : {std::pair("--runner", &given.runner),
                                     {"--states", &given.states},
                                     {"--plant", &given.plant}})
     if (!value->empty())
-      return fail("{} applies only to vLLM's own worker; use --backend vllm instead of {}", name,
-                  backend);
+      return fail("{} applies only to an engine's own worker; use --backend vllm instead of {}",
+                  name, backend);
   return {};
 }
 

@@ -31,8 +31,8 @@ void declare_worker(CLI::App& command, WorkerOptions& options);
 // Returns the options with everything that the command line leaves open as it was when the case
 // failed.
 WorkerOptions with_case(WorkerOptions options, const std::optional<WorkedBy>& worked_by);
-// Refuses --runner, --states and --plant for a backend that would ignore them: all except vLLM's
-// own worker. `given`: the options of the command line.
+// Refuses --runner, --states and --plant for a backend that would ignore them: all except an
+// engine's own worker. `given`: the options of the command line.
 Result<void> check_worker_options(const std::string& backend, const WorkerOptions& given);
 // Returns the worker processes that `backend` names, with the first one started. Errors: options
 // that only vLLM's worker has, a worker that does not start. REQUIRES: is_engine_worker(backend).

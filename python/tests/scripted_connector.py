@@ -31,7 +31,7 @@ class ScriptedConnector(AskingConnector):
         assert asked == {key: answer[key] for key in asked}, f"{asked} is not {answer}"
         return answer["external"], answer["async"]
 
-    def finished(self, name: str) -> bool:
+    def finished(self, name: str, _: Any) -> bool:
         return name in self._held
 
     def allocated(self, *_: Any) -> None:
