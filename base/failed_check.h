@@ -27,6 +27,8 @@ class ChecksThrow {
   ChecksThrow();
   ~ChecksThrow();
   ChecksThrow(const ChecksThrow&) = delete;
+  // True while one exists in this thread.
+  static bool is_on();
 
  private:
   const bool before_;  // mode of this thread before the constructor

@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <mutex>
+#include <optional>
+#include <utility>
 
 #include "base/check.h"
+#include "base/failed_check.h"
 
 namespace lockstep {
 
@@ -28,32 +31,61 @@ void for_each_in_parallel(std::int64_t count, int jobs,
   run();
 }
 
-ThreadTeam::ThreadTeam(int size) : turn_(size) {
+ThreadTeam::ThreadTeam(int size) : thrown_(static_cast<std::size_t>(std::max(size, 1))) {
   LS_CHECK(size >= 1, "{} threads", size);
   for (int member = 1; member < size; ++member)
-    others_.emplace_back([this, member] {
-      // The first barrier publishes work_, the second ends the run. A start without work is the
-      // destructor's.
-      for (turn_.arrive_and_wait(); work_ != nullptr; turn_.arrive_and_wait()) {
-        (*work_)(member);
-        turn_.arrive_and_wait();
-      }
-    });
+    others_.emplace_back([this, member] { help(member); });
 }
 
 ThreadTeam::~ThreadTeam() {
   LS_CHECK(work_ == nullptr, "a team ends during its work");
-  turn_.arrive_and_wait();
+  has_ended_ = true;
+  ++num_calls_;
+  num_calls_.notify_all();
+}
+
+void ThreadTeam::help(int member) {
+  for (std::uint32_t seen = 0;;) {
+    num_calls_.wait(seen);
+    seen = num_calls_;
+    if (has_ended_) return;
+    std::uint32_t count = at_work_;
+    while ((count & kClosed) == 0 && !at_work_.compare_exchange_weak(count, count + 1)) {
+    }
+    if ((count & kClosed) != 0) continue;
+    // The call that it has joined may be a later one. That call lasts until this member leaves.
+    seen = num_calls_;
+    take_part(member);
+    if (--at_work_ == kClosed) at_work_.notify_one();
+  }
+}
+
+void ThreadTeam::take_part(int member) {
+  try {
+    std::optional<ChecksThrow> throwing;
+    if (checks_throw_) throwing.emplace();
+    (*work_)(member);
+  } catch (...) {
+    thrown_[static_cast<std::size_t>(member)] = std::current_exception();
+  }
 }
 
 void ThreadTeam::run(const std::function<void(int member)>& work) {
   // Not a lock: only programmer errors call run() from two threads.
   LS_CHECK(work_ == nullptr, "a team of {} threads is at work already", size());
+  checks_throw_ = ChecksThrow::is_on();
   work_ = &work;
-  turn_.arrive_and_wait();
-  work(0);
-  turn_.arrive_and_wait();
+  at_work_ = 0;
+  ++num_calls_;
+  num_calls_.notify_all();
+  take_part(0);
+  for (std::uint32_t count = at_work_ |= kClosed; count != kClosed; count = at_work_)
+    at_work_.wait(count);
   work_ = nullptr;
+  std::exception_ptr first;
+  for (std::exception_ptr& thrown : thrown_)
+    if (auto one = std::exchange(thrown, nullptr); one && !first) first = std::move(one);
+  if (first) std::rethrow_exception(first);
 }
 
 }  // namespace lockstep

@@ -2,8 +2,9 @@
 // of work over a team that persists.
 #pragma once
 
-#include <barrier>
+#include <atomic>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <thread>
 #include <vector>
@@ -19,13 +20,16 @@ void for_each_in_parallel(std::int64_t count, int jobs,
                           const std::function<void(std::int64_t index)>& work,
                           const std::function<bool()>& go_on = {});
 
-// Threads that wait between calls, for work of less than a millisecond: two barriers cost less than
-// starting threads.
+// Threads that wait between calls and help with work of less than a millisecond.
 //
 // Invariants
 // (1) Member 0 is the calling thread. Every other member is always the same thread, so thread-local
 //     state persists.
-// (2) No member works outside of run().
+// (2) No member works outside of run(), and none works twice in one call.
+// (3) run() waits only for members that have begun. On a busy machine the caller works alone, at the
+//     speed of one thread, instead of waiting for threads that have no processor.
+// (4) What a member throws reaches the caller after all members have returned. A failed check in a
+//     member does what it does in the caller's thread (ChecksThrow).
 class ThreadTeam {
  public:
   // REQUIRES: size >= 1.
@@ -34,13 +38,24 @@ class ThreadTeam {
   ThreadTeam(const ThreadTeam&) = delete;
 
   int size() const { return static_cast<int>(others_.size()) + 1; }
-  // Calls work(member) once for each member from 0 to size() - 1, in parallel, and returns when all
-  // have returned. REQUIRES: no other run() is in progress; work does not throw.
+  // Calls work(0) in this thread and, in parallel, work(member) in every other thread that wakes
+  // before it returns. Returns when all of them have returned, or throws what the lowest member has
+  // thrown. REQUIRES: members take pieces of the work until none is left, so that member 0 alone
+  // completes it; no other run() is in progress.
   void run(const std::function<void(int member)>& work);
 
  private:
-  std::barrier<> turn_;  // all members, at the start and at the end of a run
-  const std::function<void(int)>* work_ = nullptr;  // null at a start: threads exit
+  void help(int member);
+  void take_part(int member);
+
+  // Members at work besides the caller; with kClosed, none may begin.
+  static constexpr std::uint32_t kClosed = std::uint32_t{1} << 31;
+  std::atomic<std::uint32_t> at_work_ = kClosed;
+  std::atomic<std::uint32_t> num_calls_ = 0;        // threads wait for the next one
+  const std::function<void(int)>* work_ = nullptr;  // null: between calls
+  bool checks_throw_ = false;                       // in the caller's thread
+  std::vector<std::exception_ptr> thrown_;          // by each member in this call
+  std::atomic<bool> has_ended_ = false;
   std::vector<std::jthread> others_;
 };
 

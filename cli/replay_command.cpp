@@ -28,6 +28,7 @@
 #include "cli/output/terminal.h"
 #include "cli/replay_summary.h"
 #include "cli/worker_facts.h"
+#include "properties/judge/known_findings.h"
 #include "reference/profiles/engine_profile.h"
 #include "sim/report/step_hasher.h"
 #include "sim/report/timeline.h"
@@ -219,21 +220,6 @@ std::string verdict_text(const RunSummary& summary, const OtherVerdicts& others)
   return text;
 }
 
-// Returns the outcome of the run in the terms of a judge, to compare it with a saved verdict.
-Failure failure_of(const RunSummary& summary) {
-  Failure failure;
-  failure.kind = name_of(summary.verdict);
-  failure.steps = summary.steps;
-  if (summary.divergence) {
-    failure.kind = "divergence";
-    failure.check = name_of(summary.divergence->phase);
-    failure.step = summary.divergence->step;
-  } else if (summary.verdict == Verdict::liveness) {
-    failure.kind = "stuck";
-  }
-  return failure;
-}
-
 // Returns the command that repeats the run, without options about its outputs.
 std::string again_of(const CommandReport& out) {
   return out.again({.without = {"--shrink", "--shrink-seconds", "--jobs"}});
@@ -264,12 +250,35 @@ Result<void> leave_drawings(const ReplayOptions& options, const OpenReplay& prep
   return {};
 }
 
+// Returns the case that repeats the run.
+Result<SavedCase> case_of_run(const ReplayOptions& options, const OpenReplay& prepared,
+                              const RunReport& report, const FailingCaseOptions& judging) {
+  if (prepared.format == FileFormat::saved_case) return load_case(options.file, judging);
+  return case_of(request_of(options), prepared, report);
+}
+
+// Returns the failure of the run, or the one that the judge found. If another engine decides,
+// `finding` is set where the failure is a known defect of its release.
+Result<Failure> failure_of(const ReplayOptions& options, const OpenReplay& prepared,
+                           const RunReport& report, const FailingCaseOptions& judging,
+                           const OtherVerdicts& others) {
+  if (others.judged) return *others.judged;
+  const Outcome outcome = outcome_of(report.summary);
+  Failure failure = failure_of(outcome);
+  if (!outcome.failed() || judging.engines == nullptr || stop_requested()) return failure;
+  LS_ASSIGN_OR_RETURN(const SavedCase saved, case_of_run(options, prepared, report, judging));
+  if (const KnownFinding* known = known_finding(saved, outcome, judge_options(saved, judging)))
+    failure.finding = known->number;
+  return failure;
+}
+
 // Sets the JSON and writes the drawings.
 Result<void> leave_result(const ReplayOptions& options, const OpenReplay& prepared,
                           const RunReport& report, const HiddenStateFolder* folder,
-                          const OtherVerdicts& others, CommandReport& out) {
+                          const OtherVerdicts& others, const Failure& failure, CommandReport& out) {
   if (out.wants_json())
-    out.set_json(summary_json(options, prepared, report.summary, folder, others.recorded));
+    out.set_json(
+        summary_json(options, prepared, report.summary, folder, others.recorded, failure.finding));
   const bool draws = !options.report_path.empty() || !options.perfetto_path.empty();
   return draws ? leave_drawings(options, prepared, report, again_of(out)) : Result<void>();
 }
@@ -560,8 +569,10 @@ Result<int> replay(ReplayOptions& options, CommandReport& out) {
   const RunSummary& summary = report.summary;
   const std::string missed = stop_requested() ? "" : missed_totals(prepared, summary);
   fmt::print("{}{}", faults_text(prepared, summary), summary_text(summary, prepared));
+  LS_ASSIGN_OR_RETURN(const Failure failure,
+                      failure_of(options, prepared, report, judging, others));
   LS_RETURN_IF_ERROR(
-      leave_result(options, prepared, report, folder ? &*folder : nullptr, others, out));
+      leave_result(options, prepared, report, folder ? &*folder : nullptr, others, failure, out));
   if (!options.facts_path.empty())
     LS_RETURN_IF_ERROR(
         facts.write(*prepared.recording, options.facts_path, worker_of(judging).value()));
@@ -570,7 +581,7 @@ Result<int> replay(ReplayOptions& options, CommandReport& out) {
     fmt::print("{}", missed.empty() ? "The recorded totals match exactly.\n"
                                     : "The recorded totals do NOT match\n" + missed);
   }
-  const Failure failure = others.judged ? *others.judged : failure_of(summary);
+  fmt::print("{}", finding_text(failure));
   if (!stop_requested()) fmt::print("{}", reproduction_text(prepared.expected, failure));
   LS_ASSIGN_OR_RETURN(const std::string again, leave_case(options, prepared, report, judging, out));
   out.add(item_of(options, summary, others, missed, again));

@@ -361,7 +361,7 @@ nlohmann::ordered_json configuration_json(const OpenReplay& prepared) {
 
 std::string summary_json(const ReplayOptions& options, const OpenReplay& prepared,
                          const RunSummary& summary, const HiddenStateFolder* folder,
-                         const std::optional<RecordingCheck>& recorded) {
+                         const std::optional<RecordingCheck>& recorded, int finding) {
   using Json = nlohmann::ordered_json;
   Json json;
   json["file"] = options.file;
@@ -403,6 +403,7 @@ std::string summary_json(const ReplayOptions& options, const OpenReplay& prepare
   }
   if (const std::string text = unfilled_text(prepared); !text.empty()) json["warnings"] = {text};
   if (recorded) json["recording"] = json_of(*recorded);
+  if (finding != 0) json["finding"] = finding;
   return json_text(json);
 }
 

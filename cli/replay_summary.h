@@ -67,8 +67,9 @@ std::string missed_totals(const OpenReplay& prepared, const RunSummary& summary)
 
 // Returns the JSON of the run: file, configuration, and the summary. `folder`: null without
 // --hidden-states. `recorded`: absent unless the model decided on the inputs of a recording.
+// `finding`: number in docs/findings.md of the run's failure; 0: none.
 std::string summary_json(const ReplayOptions& options, const OpenReplay& prepared,
                          const RunSummary& summary, const HiddenStateFolder* folder,
-                         const std::optional<RecordingCheck>& recorded);
+                         const std::optional<RecordingCheck>& recorded, int finding);
 
 }  // namespace lockstep

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -21,6 +22,37 @@ constexpr int kOldestCapability = std::max(80, std::min({__CUDA_ARCH_LIST__}) / 
 constexpr int kOldestCapability = 80;
 #endif
 
+// The first GPU's properties. The driver takes longer to list them than a small step.
+cudaError_t properties_of_gpu(cudaDeviceProp& properties) {
+  static cudaDeviceProp found{};
+  static const cudaError_t error = cudaGetDeviceProperties(&found, 0);
+  properties = found;
+  return error;
+}
+
+// Staging buffers that no device uses, for the next device: pinned memory takes milliseconds to
+// allocate and to free, and a search opens a device per case. They stay until the process ends.
+class FreeStaging {
+ public:
+  // Null: there is none.
+  void* take() {
+    const std::scoped_lock held(lock_);
+    if (buffers_.empty()) return nullptr;
+    void* buffer = buffers_.back();
+    buffers_.pop_back();
+    return buffer;
+  }
+  void put(void* buffer) {
+    const std::scoped_lock held(lock_);
+    buffers_.push_back(buffer);
+  }
+
+ private:
+  std::mutex lock_;
+  std::vector<void*> buffers_;  // of kStagingBytes
+};
+FreeStaging free_staging;
+
 // The first GPU.
 //
 // 1. streams_ has at least one stream; stream_ and place_.stream are the current one.
@@ -32,9 +64,10 @@ constexpr int kOldestCapability = 80;
 class GpuDevice final : public Device {
  public:
   explicit GpuDevice(std::int64_t shared_bytes) : shared_bytes_(shared_bytes) {
-    check("cudaGetDeviceProperties", cudaGetDeviceProperties(&properties_, 0));
+    check("cudaGetDeviceProperties", properties_of_gpu(properties_));
     open_streams(1);
-    check("cudaMallocHost", cudaMallocHost(&staging_, kStagingBytes));
+    staging_ = free_staging.take();
+    if (staging_ == nullptr) check("cudaMallocHost", cudaMallocHost(&staging_, kStagingBytes));
     use_stream(0);
     place_.cta_threads = 256;
     place_.items_per_thread = 4;
@@ -47,7 +80,7 @@ class GpuDevice final : public Device {
     wait_for_streams();
     for (cudaEvent_t event : events_) cudaEventDestroy(event);
     for (cudaStream_t stream : streams_) cudaStreamDestroy(stream);
-    if (staging_ != nullptr) cudaFreeHost(staging_);
+    if (staging_ != nullptr) free_staging.put(staging_);
     if (shared_ != nullptr) cudaFree(shared_);
   }
 
@@ -254,7 +287,7 @@ std::string why_no_gpu() {
   if (error != cudaSuccess) return std::string("no GPU: ") + cudaGetErrorString(error);
   if (count == 0) return "no GPU: the CUDA driver lists none";
   cudaDeviceProp properties{};
-  error = cudaGetDeviceProperties(&properties, 0);
+  error = properties_of_gpu(properties);
   if (error != cudaSuccess) return std::string("no GPU: ") + cudaGetErrorString(error);
   const int capability = 10 * properties.major + properties.minor;
   if (capability >= kOldestCapability) return {};

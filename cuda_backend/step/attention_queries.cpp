@@ -10,7 +10,7 @@
 namespace lockstep::cuda {
 
 // Rows (positions times heads) that one CTA digests: long probes are shared by many.
-constexpr std::int32_t kPieceRows = 4096;
+constexpr std::int32_t kPieceRows = 512;
 
 // What pads a batch.
 constexpr DigestPiece kNoPiece{.probe = 0, .row = -1, .layer_index = 0, .first = 0, .last = 0};
@@ -136,7 +136,7 @@ void AttentionQueries::launch(const StepProgram& program) {
   }
   std::int64_t num_partials = 0;
   for (const Batch& batch : batches_) {
-    const std::int64_t splits = (batch.longest + split_keys(batch) - 1) / split_keys(batch);
+    const std::int64_t splits = (batch.longest + split_keys() - 1) / split_keys();
     if (splits > 1)
       num_partials = std::max(num_partials, splits * batch.count * query_heads(batch.layer) *
                                                 (2 + parts_.head_size(batch.layer)));
@@ -202,7 +202,7 @@ void AttentionQueries::add_query(const AttentionQuery& query) {
 void AttentionQueries::attend(const StepProgram& program, const Batch& batch) {
   const KVCacheSpec& spec = *specs_[batch.layer];
   const std::int32_t table = layers_.table_of_layer[batch.layer];
-  const std::int32_t keys = split_keys(batch);
+  const std::int32_t keys = split_keys();
   const auto rows_in = [&](bool is_limited, std::int64_t tokens) {
     return is_limited ? static_cast<std::int32_t>(lockstep::cuda::rows_before(
                             layers_.rows[batch.layer].token_rows, tokens))

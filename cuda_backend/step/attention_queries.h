@@ -83,9 +83,9 @@ class AttentionQueries {
   std::int32_t query_heads(std::int32_t layer) const {
     return layers_.rows[layer].num_kv_heads * layers_.rows[layer].queries_per_kv;
   }
-  std::int32_t split_keys(const Batch& batch) const {
-    return is_real_ ? 32 : std::max(batch.longest, 1);
-  }
+  // Keys of one CTA. Real numbers are split often, to check what joins the parts; words only so
+  // that a long range occupies a GPU.
+  std::int32_t split_keys() const { return is_real_ ? 32 : 512; }
   void gather(const StepProgram& program);
   void add_query(const AttentionQuery& query);
   void attend(const StepProgram& program, const Batch& batch);

@@ -273,9 +273,8 @@ void count_ranks(const BackendConfig& backend, Tally& tally) {
       return tally.count(Reached::replicated_heads);
 }
 
-// Copies counts and verdict from the run's summary. A violation that a bench found takes
-// precedence, because the run ended there.
-void take_verdict(const RunSummary& summary, Outcome& outcome) {
+// Copies the counts of the run's summary.
+void take_counts(const RunSummary& summary, Outcome& outcome) {
   outcome.steps = summary.steps;
   outcome.bytes_checked = summary.bytes_checked;
   outcome.state_hash = summary.state_hash;
@@ -285,8 +284,18 @@ void take_verdict(const RunSummary& summary, Outcome& outcome) {
   outcome.tally.count(Reached::host_load, summary.blocks_loaded);
   outcome.tally.count(Reached::host_store, summary.blocks_stored);
   outcome.tally.count(Reached::host_eviction, summary.host_evictions);
-  if (outcome.failed()) return;
-  if (summary.divergence) {
+}
+
+// Copies the verdict of the run's summary.
+void take_verdict(const RunSummary& summary, Outcome& outcome) {
+  const auto& failed = summary.violation ? summary.violation : summary.mismatch;
+  if (failed) {
+    outcome.kind = OutcomeKind::violation;
+    outcome.check = failed->check;
+    outcome.step = failed->step;
+    outcome.request = failed->request;
+    outcome.what = failed->what;
+  } else if (summary.divergence) {
     outcome.kind = OutcomeKind::divergence;
     outcome.check = name_of(summary.divergence->phase);
     outcome.step = summary.divergence->step;
@@ -387,7 +396,9 @@ Outcome judge_session(const SavedCase& saved, const LockstepConfig& config,
   for (const Bench& bench : benches)
     if (const Error* error = bench.conform_error()) return not_held(*error);
   if (is_parallel) count_data_parallel(config, report->summary, outcome.tally);
-  take_verdict(report->summary, outcome);
+  take_counts(report->summary, outcome);
+  // A violation that a bench found takes precedence, because the run ended there.
+  if (!outcome.failed()) take_verdict(report->summary, outcome);
   // After a divergence the loop stops before finished(), so the recorder's last step is saved here.
   if (outcome.kind == OutcomeKind::divergence && (!is_parallel || outcome.dp_rank >= 0))
     benches[is_parallel ? static_cast<std::size_t>(outcome.dp_rank) : 0].keep_recorded();
@@ -410,6 +421,13 @@ Outcome judge(const SavedCase& saved, const JudgeOptions& options) {
   if (auto sound = check_setup(config, traits_of(saved, options)); !sound)
     return refusal(sound.error());
   return judge_session(saved, config, options);
+}
+
+Outcome outcome_of(const RunSummary& summary) {
+  Outcome outcome;
+  take_counts(summary, outcome);
+  take_verdict(summary, outcome);
+  return outcome;
 }
 
 Outcome judge(const SavedCase& saved, const BackendFactory& backend) {

@@ -188,9 +188,12 @@ SavedCase with_more_blocks(const SavedCase& saved, std::int64_t num_blocks) {
   return larger;
 }
 
-// Adds one more state block per state group.
+// Adds what a step in flight keeps per state group: a state, and the checkpoints of its chunk.
 SavedCase with_states_in_flight_planned(const SavedCase& saved) {
-  return with_more_blocks(saved, count_groups(saved, is_state_kind));
+  std::int64_t num_blocks = 0;
+  for (const KVCacheGroupSpec& group : saved.cache.groups)
+    if (is_state_kind(group.spec.kind)) num_blocks += 1 + group.spec.num_prefill_checkpoint_blocks;
+  return with_more_blocks(saved, num_blocks);
 }
 
 // Adds the blocks of the draft slots in each window. The slots may start inside a block, hence one

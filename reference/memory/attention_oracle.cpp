@@ -89,17 +89,20 @@ Dots dots_with(const double* query, const double* rows, std::size_t size) {
 
 }  // namespace
 
-void DecodedRows::read(std::uint64_t key, const ModelLayer& layer, std::span<double> row) {
-  if (!keeps_rows_) return decode_row(key, layer, row);
+std::span<const double> DecodedRows::read(std::uint64_t key, const ModelLayer& layer,
+                                          std::span<double> room) {
+  if (!keeps_rows_) {
+    decode_row(key, layer, room);
+    return room;
+  }
   slots_.resize(kSlots);
   Slot& slot = slots_[key % kSlots];
-  if (slot.key != key || slot.row.size() != row.size()) {
-    decode_row(key, layer, row);
+  if (slot.key != key || slot.row.size() != room.size()) {
     slot.key = key;
-    slot.row.assign(row.begin(), row.end());
-  } else {
-    std::ranges::copy(slot.row, row.begin());
+    slot.row.resize(room.size());
+    decode_row(key, layer, slot.row);
   }
+  return slot.row;
 }
 
 double row_element(std::uint64_t key, std::int64_t i, DType dtype) {
@@ -116,59 +119,55 @@ bool has_attention_oracle(const ModelLayer& layer) {
           layer.words.is_int4 || (layer.dtype != DType::int8 && layer.dtype != DType::uint8));
 }
 
-// Per KV head: scores of all its query heads, softmax with the maximum subtracted, then the mean of
-// V. MLA uses the latent as K and V.
-std::vector<double> attention_output(const ModelLayer& layer, std::span<const ContentId> contents,
-                                     ContentId query, std::int32_t queries_per_kv,
-                                     DecodedRows& decoded, DType query_dtype) {
+// Scores of all query heads, softmax with the maximum subtracted, then the mean of V. MLA uses the
+// latent as K and V.
+void attend(const ModelLayer& layer, std::int32_t kv_head, std::span<const ContentId> contents,
+            ContentId query, std::int32_t queries_per_kv, DecodedRows& decoded, DType query_dtype,
+            std::span<double> output) {
   LS_CHECK(has_attention_oracle(layer) && !contents.empty(), "layer {}", layer.name);
   const auto d = static_cast<std::size_t>(layer.head_size);
   const std::size_t count = contents.size(), heads = static_cast<std::size_t>(queries_per_kv);
-  std::vector<double> output(static_cast<std::size_t>(layer.num_kv_heads) * heads * d);
+  LS_CHECK(output.size() == heads * d, "{} elements for {} heads of {}", output.size(), heads, d);
   std::vector<double> queries(heads * d), rows(kRowsAtOnce * d), weights(heads * count);
-  for (std::int64_t kv_head = 0; kv_head < layer.num_kv_heads; ++kv_head) {
-    const std::span<double> means =
-        std::span(output).subspan(static_cast<std::size_t>(kv_head) * heads * d, heads * d);
-    for (std::size_t h = 0; h < heads; ++h) {
-      const std::int64_t head = kv_head * queries_per_kv + static_cast<std::int64_t>(h);
-      const std::uint64_t q_coord =
-          coordinate(layer.share.layer, kPartQ, layer.share.first_query_head + head);
-      decode_row(row_key(query, q_coord), query_dtype, std::span(queries).subspan(h * d, d));
+  for (std::size_t h = 0; h < heads; ++h) {
+    const std::int64_t head = std::int64_t{kv_head} * queries_per_kv + static_cast<std::int64_t>(h);
+    const std::uint64_t q_coord =
+        coordinate(layer.share.layer, kPartQ, layer.share.first_query_head + head);
+    decode_row(row_key(query, q_coord), query_dtype, std::span(queries).subspan(h * d, d));
+  }
+  for (std::size_t p = 0; p < count; p += kRowsAtOnce) {
+    const std::size_t n = std::min(kRowsAtOnce, count - p);
+    for (std::size_t r = 0; r < n; ++r) {
+      const auto room = std::span(rows).subspan(r * d, d);
+      const auto row = decoded.read(row_key(contents[p + r], layer.coords[kv_head]), layer, room);
+      if (row.data() != room.data()) std::ranges::copy(row, room.begin());
     }
-    for (std::size_t p = 0; p < count; p += kRowsAtOnce) {
-      const std::size_t n = std::min(kRowsAtOnce, count - p);
+    for (std::size_t h = 0; h < heads; ++h) {
+      // Rows past n hold those of the previous round: their dots are computed and not used.
+      const Dots dots = dots_with(queries.data() + h * d, rows.data(), d);
       for (std::size_t r = 0; r < n; ++r)
-        decoded.read(row_key(contents[p + r], layer.coords[kv_head]), layer,
-                     std::span(rows).subspan(r * d, d));
-      for (std::size_t h = 0; h < heads; ++h) {
-        // Rows past n hold those of the previous round: their dots are computed and not used.
-        const Dots dots = dots_with(queries.data() + h * d, rows.data(), d);
-        for (std::size_t r = 0; r < n; ++r)
-          weights[h * count + p + r] = dots[r] / std::sqrt(static_cast<double>(d));
-      }
-    }
-    for (std::size_t h = 0; h < heads; ++h) {
-      const auto of_head = std::span(weights).subspan(h * count, count);
-      // Subtracting the maximum keeps every exponent at or below 0, as the kernels do.
-      const double top = *std::ranges::max_element(of_head);
-      double total = 0;
-      for (double& weight : of_head) total += weight = std::exp(weight - top);
-      for (double& weight : of_head) weight /= total;
-    }
-    // MLA stores one row, which is K and V.
-    const std::int64_t v_part = layer.num_kv == 2 ? kPartV : kPartK;
-    const std::uint64_t v_coord = layer.coords[v_part * layer.num_kv_heads + kv_head];
-    for (std::size_t p = 0; p < count; ++p) {
-      const auto row = std::span(rows).first(d);
-      decoded.read(row_key(contents[p], v_coord), layer, row);
-      for (std::size_t h = 0; h < heads; ++h) {
-        const double share = weights[h * count + p];
-        double* mean = means.data() + h * d;
-        for (std::size_t i = 0; i < d; ++i) mean[i] += share * row[i];
-      }
+        weights[h * count + p + r] = dots[r] / std::sqrt(static_cast<double>(d));
     }
   }
-  return output;
+  for (std::size_t h = 0; h < heads; ++h) {
+    const auto of_head = std::span(weights).subspan(h * count, count);
+    // Subtracting the maximum keeps every exponent at or below 0, as the kernels do.
+    const double top = *std::ranges::max_element(of_head);
+    double total = 0;
+    for (double& weight : of_head) total += weight = std::exp(weight - top);
+    for (double& weight : of_head) weight /= total;
+  }
+  // MLA stores one row, which is K and V.
+  const std::int64_t v_part = layer.num_kv == 2 ? kPartV : kPartK;
+  const std::uint64_t v_coord = layer.coords[v_part * layer.num_kv_heads + kv_head];
+  for (std::size_t p = 0; p < count; ++p) {
+    const auto row = decoded.read(row_key(contents[p], v_coord), layer, std::span(rows).first(d));
+    for (std::size_t h = 0; h < heads; ++h) {
+      const double share = weights[h * count + p];
+      double* mean = output.data() + h * d;
+      for (std::size_t i = 0; i < d; ++i) mean[i] += share * row[i];
+    }
+  }
 }
 
 // The bound of the header for rows as generated: scores enter twice, once in the weight and once in

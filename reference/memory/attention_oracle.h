@@ -5,7 +5,8 @@
 // |q|, |k|, |v| <= 1:
 //   a score q.k / sqrt(d) of d products is off by at most (d + 2) * sqrt(d) * u,
 //   a weight exp(s - max) therefore by a factor 1 +- (2 * score error + 4u),
-//   the two sums over n positions by n * u each, and their quotient by 2u,
+//   the two sums over n positions by n * u each, and their quotient by 2u (a kernel sums in tiles of
+//   at least 32, whose own errors and rescaling, 4u each, stay below that),
 // so an output, a mean of numbers within +-1, is off by at most twice the sum of these.
 //
 // Real numbers are attended to by another kernel. It sums in tiles of 32 keys, within splits of at
@@ -46,8 +47,9 @@ class DecodedRows {
   // Rows of a cache of `num_rows` rows. Those of a large cache evict each other before they are
   // read again, and are not kept.
   explicit DecodedRows(std::int64_t num_rows) : keeps_rows_(num_rows <= 8 * kSlots) {}
-  // Reads the row of the layer as attention does: quantized and read back.
-  void read(std::uint64_t key, const ModelLayer& layer, std::span<double> row);
+  // Returns the row of the layer as attention reads it: quantized and read back. It is in `room`, or
+  // kept until the next call.
+  std::span<const double> read(std::uint64_t key, const ModelLayer& layer, std::span<double> room);
 
  private:
   static constexpr std::int64_t kSlots = 4096;  // 4 MiB of rows of 128 numbers
@@ -60,13 +62,13 @@ class DecodedRows {
   std::vector<Slot> slots_;
 };
 
-// The attention output [num_kv_heads * queries_per_kv, head_size] of the query with content `query`
-// over `contents`, the contents of the positions that it reads, in order. Query head h reads KV
-// head h / queries_per_kv. `decoded` keeps the rows. REQUIRES: has_attention_oracle(layer), a
-// position.
-std::vector<double> attention_output(const ModelLayer& layer, std::span<const ContentId> contents,
-                                     ContentId query, std::int32_t queries_per_kv,
-                                     DecodedRows& decoded, DType query_dtype = DType::fp32);
+// Computes the attention output [queries_per_kv, head_size] of the query heads that read `kv_head`,
+// for the query with content `query` over `contents`, the contents of the positions that it reads,
+// in order. `decoded` keeps the rows. REQUIRES: has_attention_oracle(layer), a position, and zeros
+// in `output`.
+void attend(const ModelLayer& layer, std::int32_t kv_head, std::span<const ContentId> contents,
+            ContentId query, std::int32_t queries_per_kv, DecodedRows& decoded, DType query_dtype,
+            std::span<double> output);
 
 // The maximum absolute error of an output element: rows as generated, and rows of real numbers.
 double attention_tolerance(std::int64_t head_size, std::int64_t positions);

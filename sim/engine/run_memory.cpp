@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <atomic>
 #include <set>
 #include <utility>
 
@@ -51,6 +52,12 @@ static QueryPlan query_plan_of(const RunConfig& config, const Backend& backend) 
           .dtype = backend.query_dtype()};
 }
 
+// Threads that execute a step and compute what it should show. A few take all pieces of a step; to
+// wake more costs longer than they save.
+static int num_members_of(const RunConfig& config) {
+  return std::min(config.backend.num_threads, 4);
+}
+
 // One rank: its own copy of the configuration, model, worker and backend. Members are in the order
 // of their construction: later ones hold references to earlier ones.
 class RankRun final {
@@ -68,10 +75,10 @@ class RankRun final {
         drafts_(config_.engine, config_.backend, model_, worker_, summary_),
         transfer_step_(model_, worker_, backend_, config_.backend.parallel.tp_rank),
         planner_(config_.backend, model_, worker_, config_.budget.probe_rows,
-                 query_plan_of(config, backend)),
+                 query_plan_of(config, backend), num_members_of(config)),
         comparer_(config_.backend, model_, worker_, backend_, config_.budget.untouched_pages,
                   summary_),
-        team_(config.backend.num_threads > 1 ? std::make_unique<ThreadTeam>(2) : nullptr) {}
+        team_(num_members_of(config)) {}
 
   Result<void> begin() {
     return engine_worker_ == nullptr ? Result<void>() : engine_worker_->begin(config_.engine);
@@ -102,7 +109,7 @@ class RankRun final {
 
  private:
   void say_what_was_not_checked(bool agreed, std::span<MemoryCheck* const> checks);
-  void expect();
+  void expect(int member);
   Checked check_hits(const SchedulerOutput& decision);
 
   const RunConfig config_;
@@ -121,7 +128,8 @@ class RankRun final {
   StepProgram program_;
   StepExpectation expected_;
   StepReadback readback_;
-  const std::unique_ptr<ThreadTeam> team_;  // null: one thread executes and expects in turn
+  std::atomic<std::int64_t> next_piece_ = 0;  // of the step's expectations
+  ThreadTeam team_;
 };
 
 Checked RankRun::run_step(const SchedulerOutput& decision, const ModelOutput& output,
@@ -153,18 +161,18 @@ Checked RankRun::run_step(const SchedulerOutput& decision, const ModelOutput& ou
   LS_RETURN_UNLESS_FINE(check_hits(decision));
   LS_RETURN_UNLESS_FINE(drafts_.apply(program_, requests));
   planner_.plan(program_, requests, [&](std::size_t i) { return builder_.is_void(i); });
-  // With a team, the expectations are computed while the backend executes. Neither side writes what
-  // the other reads.
-  if (team_ == nullptr) expect();
+  // In a team, member 0 executes while the others compute expectations, and then helps them. Neither
+  // side writes what the other reads.
+  next_piece_ = 0;
+  if (team_.size() == 1) expect(0);
   summary_.seconds.program += watch.lap();
   // The engine's own worker receives the decision itself, not the program.
   if (engine_worker_ != nullptr) engine_worker_->decided(decision);
   Result<void> ran;
-  const auto execute = [&] { ran = backend_.execute(program_, readback_); };
-  if (team_ == nullptr)
-    execute();
-  else
-    team_->run([&](int member) { member == 0 ? execute() : expect(); });
+  team_.run([&](int member) {
+    if (member == 0) ran = backend_.execute(program_, readback_);
+    expect(member);
+  });
   if (!ran) {
     // Tells a failure of Lockstep's code in the worker's process from one of the worker.
     if (engine_worker_ != nullptr)
@@ -178,12 +186,16 @@ Checked RankRun::run_step(const SchedulerOutput& decision, const ModelOutput& ou
   return compared;
 }
 
-// Computes the expensive part of what the step should show: attention outputs, and fingerprints of
-// written pages. Pages with real states have no image until their check settles them.
-void RankRun::expect() {
-  planner_.expect();
-  if (model_.has_real_states()) return;
-  for (const ModelPage& page : model_.written_pages()) model_.fingerprint(page);
+// Computes the expensive part of what the step should show, in pieces that nobody has taken yet:
+// first the fingerprints of written pages, then attention outputs. Pages with real states have no
+// image until their check settles them.
+void RankRun::expect(int member) {
+  for (std::int64_t piece = next_piece_++; piece <= planner_.num_pieces(); piece = next_piece_++) {
+    if (piece > 0)
+      planner_.expect(piece - 1, member);
+    else if (!model_.has_real_states())
+      for (const ModelPage& page : model_.written_pages()) model_.fingerprint(page);
+  }
 }
 
 // Checks the rows that an admitted request reads from blocks it did not compute. Rows after a

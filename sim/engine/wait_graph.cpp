@@ -6,6 +6,7 @@
 #include <boost/graph/strong_components.hpp>
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "base/check.h"
@@ -303,8 +304,12 @@ void set_liveness_verdict(const RunConfig& config, const DecisionSource& decisio
     summary.stuck.push_back(
         {.name = std::string(name(id)), .why = why_stuck(decisions, config, id)});
   };
-  for (const SkippedRequest& request : decisions.skipped()) waits(request.id);
-  for (const RequestId id : decisions.waiting()) waits(id);
+  std::set<RequestId> skipped;
+  for (const SkippedRequest& request : decisions.skipped())
+    if (skipped.insert(request.id).second) waits(request.id);
+  // Another engine's queue includes those that it skipped.
+  for (const RequestId id : decisions.waiting())
+    if (!skipped.contains(id)) waits(id);
   for (const RequestId id : decisions.running()) {
     if (++summary.stuck_total > kStuckNamed) continue;
     summary.stuck.push_back({.name = std::string(name(id)),

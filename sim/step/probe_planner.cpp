@@ -36,13 +36,13 @@ std::int64_t rows_in_cache(const MemoryModel& model) {
 }  // namespace
 
 ProbePlanner::ProbePlanner(const BackendConfig& config, const MemoryModel& model, Worker& worker,
-                           std::int64_t probe_rows, const QueryPlan& queries)
+                           std::int64_t probe_rows, const QueryPlan& queries, int num_members)
     : config_(config),
       model_(model),
       worker_(worker),
       probe_rows_(probe_rows),
       query_plan_(queries),
-      decoded_rows_(rows_in_cache(model)) {}
+      decoded_rows_(static_cast<std::size_t>(num_members), DecodedRows(rows_in_cache(model))) {}
 
 // K and V of each head count separately, since each is read from the cache.
 std::int64_t ProbePlanner::rows_of(const ModelLayer& layer, std::int64_t positions) const {
@@ -63,6 +63,7 @@ void ProbePlanner::plan(StepProgram& program, std::span<const RequestId> request
                         const std::function<bool(std::size_t)>& is_void) {
   probes_.clear();
   queries_.clear();
+  pieces_.clear();
   candidates_.clear();
   LS_CHECK(program.rows.size() == requests.size(), "{} rows of {} requests", program.rows.size(),
            requests.size());
@@ -255,23 +256,33 @@ std::int64_t ProbePlanner::add_query(StepProgram& program, RequestId id, const C
                              .gap_first = static_cast<std::int32_t>(reach.gap_first),
                              .gap_last = static_cast<std::int32_t>(reach.gap_last)});
   const std::int64_t rows_read = rows_of(layer, std::ssize(contents));
-  queries_.push_back(
-      {.request = id, .layer = at.layer, .query = query, .contents = std::move(contents)});
+  // The tolerance depends on the number of rows and the head size, since rounding errors of a
+  // softmax grow with both. A narrower output type adds its own rounding.
+  const auto tolerance_of =
+      config_.numbers == Numbers::real ? real_attention_tolerance : attention_tolerance;
+  const double tolerance =
+      tolerance_of(layer.head_size, std::ssize(contents)) + rounding_tolerance(query_plan_.dtype);
+  const std::int64_t elements =
+      layer.num_kv_heads * layer.share.queries_per_kv * std::int64_t{layer.head_size};
+  for (std::int32_t kv_head = 0; kv_head < layer.num_kv_heads; ++kv_head)
+    pieces_.push_back({.query = queries_.size(), .kv_head = kv_head});
+  queries_.push_back({.request = id,
+                      .layer = at.layer,
+                      .query = query,
+                      .contents = std::move(contents),
+                      .output = std::vector<double>(static_cast<std::size_t>(elements)),
+                      .tolerance = tolerance});
   return rows_read;
 }
 
-// The tolerance depends on the number of rows and the head size, since rounding errors of a softmax
-// grow with both. A narrower output type adds its own rounding.
-void ProbePlanner::expect() {
-  const auto tolerance_of =
-      config_.numbers == Numbers::real ? real_attention_tolerance : attention_tolerance;
-  for (QueryExpectation& query : queries_) {
-    const ModelLayer& layer = model_.layers()[query.layer];
-    query.output = attention_output(layer, query.contents, query.query, layer.share.queries_per_kv,
-                                    decoded_rows_, query_plan_.dtype);
-    query.tolerance = tolerance_of(layer.head_size, std::ssize(query.contents)) +
-                      rounding_tolerance(query_plan_.dtype);
-  }
+void ProbePlanner::expect(std::int64_t piece, int member) {
+  const auto [index, kv_head] = pieces_[static_cast<std::size_t>(piece)];
+  QueryExpectation& query = queries_[index];
+  const ModelLayer& layer = model_.layers()[query.layer];
+  const auto elements = static_cast<std::size_t>(layer.share.queries_per_kv * layer.head_size);
+  attend(layer, kv_head, query.contents, query.query, layer.share.queries_per_kv,
+         decoded_rows_[static_cast<std::size_t>(member)], query_plan_.dtype,
+         std::span(query.output).subspan(static_cast<std::size_t>(kv_head) * elements, elements));
 }
 
 }  // namespace lockstep

@@ -49,19 +49,21 @@ struct QueryPlan {
 
 class ProbePlanner {
  public:
+  // `num_members`: threads that may call expect().
   ProbePlanner(const BackendConfig& config, const MemoryModel& model, Worker& worker,
-               std::int64_t probe_rows, const QueryPlan& queries);
+               std::int64_t probe_rows, const QueryPlan& queries, int num_members);
 
   // Appends probes and queries to a built program. Rows for which is_void(index) is true are not
   // read: their contents are undefined.
   void plan(StepProgram& program, std::span<const RequestId> requests,
             const std::function<bool(std::size_t)>& is_void);
-  // Computes the expected results of the planned queries. A thread may do so while a backend
-  // executes them.
-  void expect();
+  // Expected results of the planned queries are computed in pieces, which threads may share while a
+  // backend executes the queries. `member`: below num_members, one thread at a time.
+  std::int64_t num_pieces() const { return std::ssize(pieces_); }
+  void expect(std::int64_t piece, int member);
 
   std::span<const ProbeExpectation> probes() const { return probes_; }
-  // REQUIRES: expect() since the last plan().
+  // REQUIRES: expect() of every piece since the last plan().
   std::span<const QueryExpectation> queries() const { return queries_; }
   std::int64_t rows_read() const { return rows_read_; }          // since the start
   std::int64_t rows_left_out() const { return rows_left_out_; }  // readable, but not read
@@ -76,6 +78,12 @@ class ProbePlanner {
     std::int32_t layer = 0;
     Reach reach;
     std::int64_t unread = 0;  // readable positions before the written ones
+  };
+
+  // The query heads of one KV head of a query.
+  struct Piece {
+    std::size_t query = 0;
+    std::int32_t kv_head = 0;
   };
 
   const KVCacheSpec& spec_of(const ModelLayer& layer) const {
@@ -109,7 +117,8 @@ class ProbePlanner {
   std::vector<Candidate> candidates_;
   std::vector<ProbeExpectation> probes_;
   std::vector<QueryExpectation> queries_;
-  DecodedRows decoded_rows_;
+  std::vector<Piece> pieces_;
+  std::vector<DecodedRows> decoded_rows_;  // of each member
   std::int64_t budget_ = 0;
   std::size_t turn_ = 0;         // next candidate to probe, over steps
   std::int64_t query_turn_ = 0;  // next candidate or layer to query, over steps

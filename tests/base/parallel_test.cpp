@@ -1,5 +1,6 @@
 #include "base/parallel.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -7,6 +8,9 @@
 #include <set>
 #include <thread>
 #include <vector>
+
+#include "base/check.h"
+#include "base/failed_check.h"
 
 namespace lockstep {
 namespace {
@@ -66,23 +70,65 @@ TEST(ForEachInParallel, EndsWithTheFirstNoAndLeavesNoGap) {
   }
 }
 
-TEST(ThreadTeam, EveryMemberWorksInEveryRunAndMember0IsTheCaller) {
+// Members take pieces until none is left, as the executor's do.
+TEST(ThreadTeam, DoesEveryPieceOnceAndAMemberIsAlwaysTheSameThread) {
   for (const int size : {1, 2, 5}) {
     ThreadTeam team(size);
     EXPECT_EQ(team.size(), size);
-    std::vector<std::thread::id> first(static_cast<std::size_t>(size));
-    team.run(
-        [&](int member) { first[static_cast<std::size_t>(member)] = std::this_thread::get_id(); });
-    EXPECT_EQ(first[0], std::this_thread::get_id());
-    EXPECT_EQ(std::set(first.begin(), first.end()).size(), first.size());
-    for (int i = 0; i < 100; ++i) {
-      std::vector<std::thread::id> again(first.size());
+    std::vector<std::thread::id> threads(static_cast<std::size_t>(size));
+    threads[0] = std::this_thread::get_id();
+    for (int call = 0; call < 1000; ++call) {
+      std::vector<std::thread::id> at_work(threads.size());
+      std::vector<int> done(64);
+      std::atomic<std::size_t> next = 0;
       team.run([&](int member) {
-        again[static_cast<std::size_t>(member)] = std::this_thread::get_id();
+        const auto i = static_cast<std::size_t>(member);
+        EXPECT_EQ(at_work[i], std::thread::id()) << "a second time in call " << call;
+        at_work[i] = std::this_thread::get_id();
+        for (std::size_t piece = next++; piece < done.size(); piece = next++) ++done[piece];
       });
-      EXPECT_EQ(again, first);
+      EXPECT_EQ(done, std::vector<int>(done.size(), 1));
+      EXPECT_EQ(at_work[0], threads[0]);
+      for (std::size_t i = 1; i < threads.size(); ++i) {
+        if (threads[i] == std::thread::id()) threads[i] = at_work[i];
+        EXPECT_TRUE(at_work[i] == threads[i] || at_work[i] == std::thread::id());
+      }
     }
+    std::erase(threads, std::thread::id());
+    EXPECT_EQ(std::set(threads.begin(), threads.end()).size(), threads.size());
   }
+}
+
+// Both members throw; a failed check in member 1 throws because it would in the caller.
+TEST(ThreadTeam, ThrowsWhatAMemberHasThrownWhenAllHaveReturned) {
+  ThreadTeam team(2);
+  const ChecksThrow throwing;
+  for (const int thrower : {0, 1}) {
+    std::atomic<bool> has_helped = false, has_returned = false;
+    try {
+      team.run([&](int member) {
+        if (member == 1) has_helped = true;
+        while (!has_helped) std::this_thread::yield();
+        LS_CHECK(member != thrower, "member {}", member);
+        has_returned = true;
+      });
+      FAIL() << "member " << thrower << " has thrown nothing";
+    } catch (const FailedCheck& failed) {
+      EXPECT_TRUE(std::string_view(failed.what()).starts_with(fmt::format("member {}", thrower)));
+    }
+    EXPECT_TRUE(has_returned);
+  }
+}
+
+// The caller works until another member has begun: on any machine it begins in the end.
+TEST(ThreadTeam, HasOthersHelpWhileTheCallerWorks) {
+  ThreadTeam team(2);
+  std::atomic<bool> has_helped = false;
+  team.run([&](int member) {
+    if (member == 1) has_helped = true;
+    while (!has_helped) std::this_thread::yield();
+  });
+  EXPECT_TRUE(has_helped);
 }
 
 }  // namespace

@@ -227,6 +227,23 @@ TEST(Decisions, WhatIsKnownIsNoNewsUntilItsDayIsOver) {
   EXPECT_NE(wrong.err.find("expected a date"), std::string::npos) << wrong.err;
 }
 
+// The case without its verdict, so that the run itself shows the failure.
+TEST(Decisions, OfAReplayThatFailsByAKnownFindingNameIt) {
+  std::string text =
+      read_text(LOCKSTEP_SOURCE_DIR "/tests/regressions/loads_and_preemptions_in_turn.case.jsonl");
+  const std::size_t begin = text.find(R"("expected":{)");
+  ASSERT_NE(begin, std::string::npos);
+  const std::size_t end = text.find('}', begin) + 1;
+  text.erase(begin, end - begin + (text[end] == ',' ? 1 : 0));
+  const std::string path = temporary_path("known.case.jsonl"), json = temporary_path("known.json");
+  write_text(path, text);
+  const Outcome found = run_lockstep({"replay", path, "--backend", "none", "--decisions",
+                                      LOCKSTEP_BINARY_DIR "/model_engine", "--json", json});
+  EXPECT_EQ(found.status, 3) << found.out << found.err;
+  EXPECT_NE(found.out.find("This is finding "), std::string::npos) << found.out;
+  EXPECT_NE(read_text(json).find("\"finding\":"), std::string::npos) << read_text(json);
+}
+
 TEST(Decisions, AreExecutedAuditedAndTheirEnginesFailureIsAVerdict) {
   const std::string path = temporary_path("two.jsonl");
   write_text(path, R"({"lockstep_trace":1,"time":"ns","source":{"kind":"test","name":""}})"

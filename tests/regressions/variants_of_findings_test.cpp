@@ -56,6 +56,11 @@ TEST(VariantsOfFindings, ALoadWaitsForBlocksForDraftsThatThePoolDoesNotHave) {
   expect_known("load_waits_for_room_for_drafts", "liveness", 35);
 }
 
+// Seed 800755 of 0.33.0. The chunk in flight keeps its checkpoint too, so two blocks are missing.
+TEST(VariantsOfFindings, ACheckpointOfAStepInFlightIsNotPlanned) {
+  expect_known("checkpoints_in_flight_never_end", "liveness", 5, {});
+}
+
 // Seed 8087461. Both load up to a token after their windows; what each needs for the next token
 // counted as nothing, also in the profile without the finding.
 TEST(VariantsOfFindings, TwoLoadsBehindWindowsLeaveNoRoomForAToken) {

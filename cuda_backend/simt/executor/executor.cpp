@@ -177,16 +177,16 @@ void Executor::Impl::run_ctas(const LaunchConfig& config, const CtaScheduler::La
   team->run([&](int member) {
     if (member >= std::ssize(members)) return;
     CtaRunner& runner = *members[static_cast<std::size_t>(member)];
-    runner.counts = {};
     if (member > 0) begin(runner, config, launch, &runner.counts);
     for (std::int64_t first = next.fetch_add(part); first < cta_count; first = next.fetch_add(part))
       run(runner, first, std::min<std::int64_t>(first + part, cta_count));
   });
   for (const auto& other : others) {
-    statistics.barriers += other->counts.barriers;
-    statistics.warp_meetings += other->counts.warp_meetings;
-    statistics.switches += other->counts.switches;
-    statistics.abandoned_threads += other->counts.abandoned_threads;
+    const LaunchStatistics counts = std::exchange(other->counts, {});
+    statistics.barriers += counts.barriers;
+    statistics.warp_meetings += counts.warp_meetings;
+    statistics.switches += counts.switches;
+    statistics.abandoned_threads += counts.abandoned_threads;
     std::ranges::move(std::exchange(other->found, {}), std::back_inserter(main.found));
   }
 }
