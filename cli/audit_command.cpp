@@ -44,6 +44,7 @@ struct AuditOptions {
 struct AuditTotals {
   std::vector<AuditFile> files;      // audited or skipped
   std::vector<RefusedFile> refused;  // could not be read
+  std::int64_t others = 0;           // files of folders that are not recordings
   // Recordings audited without a finding, and recordings that were not audited.
   std::int64_t clean = 0;
   std::int64_t skipped = 0;
@@ -82,6 +83,7 @@ Result<AuditTotals> audit_all(const std::vector<std::string>& paths, AuditedRule
   AuditTotals totals;
   totals.rules = rules;
   totals.refused = std::move(inputs.refused);
+  totals.others = inputs.others + std::ssize(inputs.layouts);
   std::int64_t done = 0;
   Progress progress("auditing", static_cast<std::int64_t>(inputs.schedules.size()));
   for (const std::string& path : inputs.schedules) {
@@ -157,6 +159,8 @@ std::vector<std::string> not_checked_of(const AuditTotals& totals) {
       "the content of ring buffers of keys"};
   if (totals.rules == AuditedRules::memory)
     not_checked.emplace_back("rules about policy (--policy off)");
+  if (totals.others > 0)
+    not_checked.push_back("files of folders that are not recordings");
   if (totals.skipped > 0)
     not_checked.push_back(
         fmt::format("{} that the audit does not follow", counted(totals.skipped, "recording")));
@@ -206,6 +210,7 @@ nlohmann::ordered_json holder_json(const BlockHolder& holder) {
 std::string totals_json(const AuditTotals& totals) {
   nlohmann::ordered_json json;
   json["files"] = totals.files.size();
+  json["not_recordings"] = totals.others;
   json["clean"] = totals.clean;
   json["not_audited"] = totals.skipped;
   json["skipped"] = nlohmann::ordered_json::array();

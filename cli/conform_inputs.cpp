@@ -35,6 +35,10 @@ void add_file(const std::string& path, ConformInputs& inputs) {
                            name_of(*format))});
 }
 
+bool is_named_as_lines(const std::string& path) {
+  return path.ends_with(".jsonl") || path.ends_with(".jsonl.gz");
+}
+
 Result<void> add_folder(const std::string& folder, ConformInputs& inputs) {
   std::error_code error;
   // The order of a directory is the file system's; find_conform_inputs() sorts afterwards.
@@ -43,8 +47,11 @@ Result<void> add_folder(const std::string& folder, ConformInputs& inputs) {
     if (!entries->is_regular_file()) continue;
     const std::string path = entries->path().string();
     const Result<FileFormat> format = detect_format(path);
-    // An unreadable file in a folder is not refused: a folder of recordings may hold anything else.
-    if (!format || !add(path, *format, inputs)) ++inputs.others;
+    // A folder of recordings may hold anything else, but not a recording that is damaged.
+    if (!format && is_named_as_lines(path))
+      inputs.refused.push_back({path, format.error().message});
+    else if (!format || !add(path, *format, inputs))
+      ++inputs.others;
   }
   if (error) return fail("{}: {}", folder, error.message());
   return {};

@@ -17,13 +17,14 @@ namespace lockstep {
 struct ConformInputs {
   std::vector<std::string> schedules;  // sorted, without duplicates
   std::vector<std::string> layouts;    // the same for memory plans
-  // Named paths that do not exist, files that are neither, and folders without either.
+  // Named paths that do not exist, files that are neither, folders without either, and files of a
+  // folder that are named *.jsonl or *.jsonl.gz and have no known format.
   std::vector<RefusedFile> refused;
   std::int64_t others = 0;  // files in named folders that are neither
 };
 
-// Searches folders recursively. A file that is named and is not a recording is refused; one inside
-// a folder is only counted. Errors: only folders are named, and they contain no recording.
+// Searches folders recursively. A file that is named and is not a recording is refused; one of
+// another format inside a folder is only counted. Errors: only folders are named, and they contain no recording.
 // REQUIRES: at least one path.
 Result<ConformInputs> find_conform_inputs(const std::vector<std::string>& paths);
 

@@ -57,6 +57,7 @@ struct Held {
   std::int64_t pages = 0;      // steps after which all pages were compared
   std::int64_t refused = 0;    // changed cases that the backend or another engine refuses
   std::string refusal = {};    // message of the first refusal by another engine
+  std::int64_t answered = 0;   // cases whose tokens or block ids were compared
   std::int64_t known = 0;      // cases broken by a finding of docs/findings.md
   std::uint64_t seed = 0;      // of the first breach
   std::string breach = {};     // what differs; empty: the relation holds
@@ -112,11 +113,13 @@ Result<void> hold_answers(const SavedCase& saved, std::uint64_t seed, const Deci
       return {};
     }
     LS_RETURN_IF_ERROR(breach);
+    ++held.answered;
     note(*breach, saved, seed, deciding, held);
   }
   // Block ids are names, so the decisions must be the same too, name for name.
   if (held.relation.name == "shuffled blocks" && deciding.engines == nullptr) {
     LS_ASSIGN_OR_RETURN(const auto breach, check_shuffled_blocks(saved));
+    ++held.answered;
     note(breach, saved, seed, deciding, held);
   }
   return {};
@@ -174,13 +177,21 @@ Result<std::int64_t> hold_all(const RelationsOptions& options, const Deciding& d
   return run;
 }
 
-// A relation that applied to no case has shown nothing.
+bool has_compared(const Held& held) { return held.answered + held.compared + held.pages > 0; }
+
+std::string why_not_compared(const Held& held) {
+  return held.applied == 0
+             ? "applied to no case"
+             : fmt::format("compared nothing in {}", counted(held.applied, "case"));
+}
+
+// A relation that has compared nothing has shown nothing.
 std::vector<std::string> not_checked_of(const std::vector<Held>& all) {
   std::vector<std::string> not_checked = {
       "whether an output is right: a relation only compares two runs"};
   for (const Held& held : all)
-    if (held.applied == 0)
-      not_checked.push_back(fmt::format("{}: applied to no case", held.relation.name));
+    if (!has_compared(held))
+      not_checked.push_back(fmt::format("{}: {}", held.relation.name, why_not_compared(held)));
     else if (held.pages == 0)
       not_checked.push_back(fmt::format("{}: pages on a backend", held.relation.name));
   return not_checked;
@@ -209,7 +220,8 @@ std::string json_of(const std::vector<Held>& all) {
     nlohmann::ordered_json entry = {{"name", held.relation.name},   {"says", held.relation.says},
                                     {"cases", held.applied},        {"places", held.compared},
                                     {"page_steps", held.pages},     {"refused", held.refused},
-                                    {"known_findings", held.known}, {"holds", held.breach.empty()}};
+                                    {"known_findings", held.known}, {"compared", has_compared(held)},
+                                    {"holds", held.breach.empty()}};
     if (!held.breach.empty()) {
       entry["seed"] = held.seed;
       entry["what"] = held.breach;
@@ -229,9 +241,9 @@ void add_items(const std::vector<Held>& all, CommandReport& report) {
       item.line = fmt::format("relations {}: {}", held.relation.name, held.breach);
       item.again = report.again({.arguments = {std::string(held.relation.name)},
                                  .set = {{"--seed", std::to_string(held.seed)}, {"--runs", "1"}}});
-    } else if (held.applied == 0) {
+    } else if (!has_compared(held)) {
       item.kind = ItemKind::skipped;
-      item.line = "applied to no case";
+      item.line = why_not_compared(held);
     }
     report.add(std::move(item));
   }

@@ -123,9 +123,14 @@ Result<RunReport> run_with_progress(const ReplayOptions& options, OpenReplay& pr
   return report;
 }
 
-// `parted` agrees: the run itself did not fail, and the recording's difference is reported as text.
+// A run that parts from its recording has not failed; the difference is reported as text.
+bool passes(Verdict verdict) {
+  return verdict == Verdict::agreed || verdict == Verdict::done ||
+         verdict == Verdict::interrupted || verdict == Verdict::parted;
+}
+
 int exit_code_of(Verdict verdict) {
-  if (verdict == Verdict::agreed || verdict == Verdict::parted) return kExitAgreed;
+  if (passes(verdict)) return kExitAgreed;
   if (verdict == Verdict::liveness) return kExitStuck;
   return verdict == Verdict::harness ? kExitRefused : kExitDisagreed;
 }
@@ -137,8 +142,7 @@ std::string recording_text(const RunSummary& summary, const RecordingCheck& reco
   const std::string run = summary.backend == "none" ? "the model's decisions ran without a backend"
                                                     : "the model's decisions agree on the backend";
   return fmt::format("Verdict: {}{}; {}.\n{}",
-                     agrees ? (summary.backend == "none" ? "done: " : "agreed: ") : "", run,
-                     summary_of(recorded), details_of(recorded));
+                     agrees ? "agreed: " : "", run, summary_of(recorded), details_of(recorded));
 }
 
 // Verdicts in addition to that of the run.
@@ -154,19 +158,22 @@ struct OtherVerdicts {
     if (audit != nullptr) return &audit->not_audited();
     return engines.empty() ? nullptr : &engines.front()->not_audited();
   }
+  // True if a run compared something: pages, decisions by their audit, or a recording.
+  bool has_compared(const RunSummary& summary) const {
+    const std::string* reason = not_audited();
+    return summary.request_steps > 0 &&
+           (summary.backend != "none" || (reason != nullptr && reason->empty()) || recorded);
+  }
 };
 
 // The verdict of decisions that are not the model's: those of a recording, or another engine's.
 std::string audited_text(const RunSummary& summary, std::string_view decisions,
                          const std::string& not_audited) {
-  const bool has_backend = summary.backend != "none";
-  const bool is_audited = not_audited.empty();
   return fmt::format(
-      "Verdict: {}. The {} decisions {}; {}.\n", has_backend || is_audited ? "agreed" : "done",
-      decisions,
-      has_backend ? "compared equal in every step"
-                  : "ran without a backend, so no page was compared",
-      is_audited ? "their audit has no finding" : "they were not audited: " + not_audited);
+      "Verdict: {}. The {} decisions {}; {}.\n", name_of(summary.verdict), decisions,
+      summary.backend != "none" ? "compared equal in every step"
+                                : "ran without a backend, so no page was compared",
+      not_audited.empty() ? "their audit has no finding" : "they were not audited: " + not_audited);
 }
 
 std::string violation_text(const RunSummary& summary) {
@@ -178,20 +185,24 @@ std::string violation_text(const RunSummary& summary) {
 
 std::string verdict_text(const RunSummary& summary, const OtherVerdicts& others) {
   switch (summary.verdict) {
+    case Verdict::interrupted:
+      return fmt::format("Verdict: none. Interrupted after {}{}.\n",
+                         counted(summary.steps, "step"),
+                         others.has_compared(summary) ? ", which compared equal" : "");
     case Verdict::agreed:
+    case Verdict::done:
     case Verdict::parted:
     case Verdict::audit:
     case Verdict::violation:
       if (summary.violation) return violation_text(summary);
-      if (stop_requested())
-        return fmt::format("Verdict: none. Interrupted after {}, which compared equal.\n",
-                           counted(summary.steps, "step"));
-      if (summary.steps == 0) return "Verdict: done. No step ran, so nothing was compared.\n";
+      if (summary.request_steps == 0)
+        return "Verdict: done. No request ran, so nothing was compared.\n";
       if (const std::string* reason = others.not_audited())
         return audited_text(summary, others.audit != nullptr ? "recorded" : "engine's", *reason);
       if (others.recorded) return recording_text(summary, *others.recorded);
-      return summary.backend == "none" ? "Verdict: done. Nothing was compared (--backend none).\n"
-                                       : "Verdict: agreed. Every step compared equal.\n";
+      return summary.verdict == Verdict::done
+                 ? "Verdict: done. Nothing was compared (--backend none).\n"
+                 : "Verdict: agreed. Every step compared equal.\n";
     case Verdict::divergence:
       return "Verdict: DIVERGENCE\n" + to_text(*summary.divergence);
     case Verdict::engine_failure:
@@ -297,16 +308,23 @@ Result<void> take_mismatch(const ConformingRun& conforming, RunReport& report) {
 // none. An interrupted run without a failure is skipped, not passed.
 ReportedItem item_of(const ReplayOptions& options, const RunSummary& summary,
                      const OtherVerdicts& others, const std::string& missed,
-                     const std::string& again) {
+                     const std::string& reproduction, const std::string& again) {
   ReportedItem item{.name = options.file, .file = options.file, .again = again};
-  const bool passes = summary.verdict == Verdict::agreed || summary.verdict == Verdict::parted;
-  if (passes && stop_requested()) {
+  const bool runs_through = passes(summary.verdict) && missed.empty();
+  if (runs_through && reproduction.empty()) {
+    if (summary.verdict == Verdict::agreed || summary.verdict == Verdict::parted) return item;
     item.kind = ItemKind::skipped;
-    item.line = fmt::format("interrupted after {}", counted(summary.steps, "step"));
+    item.line = summary.verdict == Verdict::done
+                    ? "nothing was compared"
+                    : fmt::format("interrupted after {}", counted(summary.steps, "step"));
     return item;
   }
-  if (passes && missed.empty()) return item;
   item.kind = ItemKind::failed;
+  if (runs_through) {
+    item.check = "reproduction";
+    item.line = reproduction.substr(0, reproduction.find('\n'));
+    return item;
+  }
   item.check = name_of(summary.verdict);
   item.details = verdict_text(summary, others);
   if (summary.divergence) {
@@ -352,25 +370,40 @@ Result<void> leave_smallest(const std::string& path, const FailingCaseOptions& j
   return {};
 }
 
+// Returns the path of the case in the folder: FOLDER/NAME.case.jsonl, numbered if another case is
+// there. Evidence of an earlier run stays.
+std::string free_path(const std::string& folder, SavedCase& saved) {
+  const std::string name = saved.name;
+  for (int number = 1;; ++number) {
+    if (number > 1) saved.name = fmt::format("{}-{}", name, number);
+    std::string path = (std::filesystem::path(folder) / (saved.name + ".case.jsonl")).string();
+    const auto there = read_saved_case(path);
+    std::error_code status;
+    if (!std::filesystem::exists(path, status) ||
+        (there && saved_case_to_text(*there) == saved_case_to_text(saved)))
+      return path;
+  }
+}
+
 // Saves the failing run as a case, and with --shrink its smallest form. Returns the command that
 // shows the failure again; empty: the run did not fail.
 Result<std::string> leave_case(const ReplayOptions& options, const OpenReplay& prepared,
                                const RunReport& report, const FailingCaseOptions& judging,
                                const CommandReport& out) {
   const Verdict verdict = report.summary.verdict;
-  if (verdict == Verdict::agreed || verdict == Verdict::parted) return std::string();
-  // The recording shows the failure itself, without a case.
-  if (prepared.recording && verdict == Verdict::audit && judging.engines == nullptr)
-    return fmt::format("lockstep {} {}",
-                       prepared.run.decide == Decides::recording ? "explain" : "audit",
+  if (passes(verdict)) return std::string();
+  // The recording shows the failure itself. Only a run that follows it is also a case.
+  const bool is_followed = prepared.run.decide == Decides::recording;
+  if (prepared.recording && verdict == Verdict::audit && judging.engines == nullptr &&
+      (options.save_dir.empty() || !is_followed))
+    return fmt::format("lockstep {} {}", is_followed ? "explain" : "audit",
                        shell_word(options.file));
   if (options.save_dir.empty()) return again_of(out);
   SavedCase saved = case_of(request_of(options), prepared, report);
   saved.decided_by = decider_of(judging);
   saved.worked_by = worker_of(judging);
   LS_RETURN_IF_ERROR(make_output_folder(options.save_dir));
-  const std::string path =
-      (std::filesystem::path(options.save_dir) / (saved.name + ".case.jsonl")).string();
+  const std::string path = free_path(options.save_dir, saved);
   LS_RETURN_IF_ERROR(write_saved_case(path, saved));
   std::string again = out.again_of_case("replay", path);
   fmt::print("Saved: {}\nReproduce: {}\n", path, again);
@@ -432,7 +465,11 @@ int leave_judged(const ReplayOptions& options, const JudgedCase& judged, Command
           : stable_line(failure.check, failure.step, failure.request, failure.what);
   fmt::print("{} ({})\nVerdict: {}\n{}", options.file, name_of(FileFormat::saved_case), words,
              reproduction_text(saved.expected, failure));
-  if (out.wants_json()) out.set_json(json_text(json_of(failure)));
+  if (out.wants_json()) {
+    nlohmann::ordered_json json = {{"file", options.file}, {"verdict", expected_of(failure).kind}};
+    json.update(json_of(failure));
+    out.set_json(json_text(json));
+  }
   out.add(item_of(options.file, failure, {}, again_of(out)));
   return exit_code_of(failure);
 }
@@ -473,6 +510,9 @@ void take_verdicts(const ReplayOptions& options, const OpenReplay& prepared, Oth
   if (summary.violation)
     summary.verdict =
         summary.violation->check.starts_with("audit.") ? Verdict::audit : Verdict::violation;
+  if (passes(summary.verdict) && stop_requested()) summary.verdict = Verdict::interrupted;
+  if (summary.verdict == Verdict::agreed && !others.has_compared(summary))
+    summary.verdict = Verdict::done;
 }
 
 // Adds what this run left out: layers without pages, and for a followed recording whatever another
@@ -513,6 +553,13 @@ int exit_code(const OpenReplay& prepared, const RunSummary& summary, const std::
       !stop_requested())
     return kExitNotReproduced;
   return verdict == kExitAgreed && !missed.empty() ? kExitDisagreed : verdict;
+}
+
+// Returns whether the run reached the recorded totals; empty: the file has none.
+std::string totals_text(const OpenReplay& prepared, const std::string& missed) {
+  if (!prepared.totals || stop_requested()) return {};
+  return missed.empty() ? "The recorded totals match exactly.\n"
+                        : "The recorded totals do NOT match\n" + missed;
 }
 
 Result<int> replay(ReplayOptions& options, CommandReport& out) {
@@ -571,20 +618,22 @@ Result<int> replay(ReplayOptions& options, CommandReport& out) {
   fmt::print("{}{}", faults_text(prepared, summary), summary_text(summary, prepared));
   LS_ASSIGN_OR_RETURN(const Failure failure,
                       failure_of(options, prepared, report, judging, others));
-  LS_RETURN_IF_ERROR(
-      leave_result(options, prepared, report, folder ? &*folder : nullptr, others, failure, out));
-  if (!options.facts_path.empty())
-    LS_RETURN_IF_ERROR(
-        facts.write(*prepared.recording, options.facts_path, worker_of(judging).value()));
-  fmt::print("\n{}", verdict_text(summary, others));
-  if (prepared.totals && !stop_requested()) {
-    fmt::print("{}", missed.empty() ? "The recorded totals match exactly.\n"
-                                    : "The recorded totals do NOT match\n" + missed);
-  }
-  fmt::print("{}", finding_text(failure));
-  if (!stop_requested()) fmt::print("{}", reproduction_text(prepared.expected, failure));
-  LS_ASSIGN_OR_RETURN(const std::string again, leave_case(options, prepared, report, judging, out));
-  out.add(item_of(options, summary, others, missed, again));
+  // A file that cannot be written must not hide the verdict: it is refused after that.
+  Result<void> left =
+      leave_result(options, prepared, report, folder ? &*folder : nullptr, others, failure, out);
+  if (left && !options.facts_path.empty())
+    left = facts.write(*prepared.recording, options.facts_path, worker_of(judging).value());
+  fmt::print("\n{}{}{}", verdict_text(summary, others), totals_text(prepared, missed),
+             finding_text(failure));
+  const std::string reproduction =
+      stop_requested() ? "" : reproduction_text(prepared.expected, failure);
+  fmt::print("{}", reproduction);
+  const auto again = leave_case(options, prepared, report, judging, out);
+  const bool is_as_expected = !prepared.expected || is_reproduced(*prepared.expected, failure);
+  out.add(item_of(options, summary, others, missed, is_as_expected ? "" : reproduction,
+                  again.value_or(again_of(out))));
+  LS_RETURN_IF_ERROR(left);
+  LS_RETURN_IF_ERROR(again);
   return exit_code(prepared, summary, missed);
 }
 

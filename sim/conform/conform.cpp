@@ -35,12 +35,21 @@ bool ConformObserver::finished(const StepView& view) {
   return agrees();
 }
 
+// Members of a JSON object have no order.
+static RecordedStep with_members_sorted(RecordedStep step) {
+  if (step.tables) std::ranges::sort(*step.tables, {}, &RecordedTable::id);
+  if (step.transfers.loading) std::ranges::sort(*step.transfers.loading, {}, &RecordedTable::id);
+  return step;
+}
+
 bool ConformObserver::agrees() {
-  const RecordedStep& recorded = workload_.current();
   // Structures first: JSON text is only made to name the field that differs.
-  if (transcript_.step() == recorded) return true;
+  if (transcript_.step() == workload_.current()) return true;
+  const RecordedStep recorded = with_members_sorted(workload_.current());
+  const RecordedStep model = with_members_sorted(transcript_.step());
+  if (model == recorded) return true;
   const FieldDifference found =
-      first_difference(recording_step_line(recorded), recording_step_line(transcript_.step()));
+      first_difference(recording_step_line(recorded), recording_step_line(model));
   return parts(found.what, found.recorded, found.model);
 }
 

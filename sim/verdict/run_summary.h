@@ -24,7 +24,9 @@ namespace lockstep {
 
 // How a run ended. A run has one verdict; the first failure decides it.
 enum class Verdict : std::uint8_t {
-  agreed,          // every step compared equal
+  agreed,          // everything that was compared is equal
+  done,            // nothing was compared
+  interrupted,     // by a stop signal, before anything failed
   divergence,      // see RunSummary::divergence
   liveness,        // requests wait, nothing runs and nothing can arrive
   engine_failure,  // the deciding engine has failed

@@ -212,7 +212,9 @@ Result<FileFormat> detect_format(const std::string& path) {
       LS_ASSIGN_OR_RETURN(format, format_of_document(path, line));
     }
   }
-  if (format == nullptr && json.is_cut_off()) return json.failure();
+  // A line that begins as an object is one: its error says more than a list of formats.
+  if (format == nullptr && (json.is_cut_off() || (!json.ok() && line.starts_with("{\""))))
+    return json.failure();
   if (format == nullptr) return unknown_format(path, line);
   return format->format;
 }
