@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "base/json_reader.h"
+#include "base/line_reader.h"
 #include "cli/output/terminal.h"
 #include "traces/importers/open_trace.h"
 
@@ -35,8 +37,14 @@ void add_file(const std::string& path, ConformInputs& inputs) {
                            name_of(*format))});
 }
 
-bool is_named_as_lines(const std::string& path) {
-  return path.ends_with(".jsonl") || path.ends_with(".jsonl.gz");
+// True for a file of JSON lines, by its name, whose first line is not a JSON object.
+bool is_damaged(const std::string& path) {
+  if (!path.ends_with(".jsonl") && !path.ends_with(".jsonl.gz")) return false;
+  auto lines = LineReader::open(path);
+  std::string_view line;
+  if (!lines || !lines->next(line)) return true;
+  JsonReader json(path);
+  return !json.parse(line) || !json.root().is_object();
 }
 
 Result<void> add_folder(const std::string& folder, ConformInputs& inputs) {
@@ -47,8 +55,8 @@ Result<void> add_folder(const std::string& folder, ConformInputs& inputs) {
     if (!entries->is_regular_file()) continue;
     const std::string path = entries->path().string();
     const Result<FileFormat> format = detect_format(path);
-    // A folder of recordings may hold anything else, but not a recording that is damaged.
-    if (!format && is_named_as_lines(path))
+    // A folder of recordings may hold anything else, but nothing that may be a damaged one.
+    if (!format && is_damaged(path))
       inputs.refused.push_back({path, format.error().message});
     else if (!format || !add(path, *format, inputs))
       ++inputs.others;

@@ -18,7 +18,7 @@ struct ConformInputs {
   std::vector<std::string> schedules;  // sorted, without duplicates
   std::vector<std::string> layouts;    // the same for memory plans
   // Named paths that do not exist, files that are neither, folders without either, and files of a
-  // folder that are named *.jsonl or *.jsonl.gz and have no known format.
+  // folder that are named *.jsonl or *.jsonl.gz and do not begin with a JSON object.
   std::vector<RefusedFile> refused;
   std::int64_t others = 0;  // files in named folders that are neither
 };

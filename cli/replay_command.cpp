@@ -400,6 +400,9 @@ Result<std::string> leave_case(const ReplayOptions& options, const OpenReplay& p
                        shell_word(options.file));
   if (options.save_dir.empty()) return again_of(out);
   SavedCase saved = case_of(request_of(options), prepared, report);
+  // By the name of its check, the judge finds it again; a replay of the case alone audits nothing.
+  if (is_followed && report.summary.violation && saved.expected)
+    saved.expected->check = report.summary.violation->check;
   saved.decided_by = decider_of(judging);
   saved.worked_by = worker_of(judging);
   LS_RETURN_IF_ERROR(make_output_folder(options.save_dir));

@@ -38,7 +38,7 @@ bool ConformObserver::finished(const StepView& view) {
 // Members of a JSON object have no order.
 static RecordedStep with_members_sorted(RecordedStep step) {
   if (step.tables) std::ranges::sort(*step.tables, {}, &RecordedTable::id);
-  if (step.transfers.loading) std::ranges::sort(*step.transfers.loading, {}, &RecordedTable::id);
+  if (step.loading) std::ranges::sort(*step.loading, {}, &RecordedTable::id);
   return step;
 }
 

@@ -134,6 +134,27 @@ TEST(Conform, AFolderWithoutARecordingIsRefusedAndTheOthersAreCompared) {
   }
 }
 
+TEST(Conform, TheMembersOfTablesHaveNoOrder) {
+  const std::string path = temporary_path("order.jsonl");
+  std::istringstream lines(read_text(sample_path("recordings/vllm-0.33.0/preemption/0002.jsonl")));
+  std::string changed;
+  int count = 0;
+  for (std::string text; std::getline(lines, text); changed += text + "\n") {
+    auto line = nlohmann::ordered_json::parse(text);
+    if (!line.contains("tables") || line["tables"].size() < 2) continue;
+    nlohmann::ordered_json reversed = nlohmann::ordered_json::object();
+    for (auto it = line["tables"].rbegin(); it != line["tables"].rend(); ++it)
+      reversed[it.key()] = it.value();
+    line["tables"] = reversed;
+    text = line.dump();
+    ++count;
+  }
+  EXPECT_GT(count, 0);
+  write_text(path, changed);
+  const Outcome outcome = run_lockstep({"conform", path});
+  EXPECT_EQ(outcome.status, 0) << outcome.out << outcome.err;
+}
+
 // The JSON library throws where a value is not of the type that a key has.
 TEST(Conform, AValueOfAnotherTypeInAPlanIsAMismatchOfItsLine) {
   const std::string folder = fresh_path("plans");
@@ -186,6 +207,27 @@ TEST(Audit, OfManyFilesJudgesAllThatItCan) {
   EXPECT_EQ(json.at("files"), 2 + 10);
   EXPECT_GT(json.at("findings").size(), 4u);
   EXPECT_EQ(run_lockstep({"audit", kFamily}).status, 0);
+}
+
+// A folder may hold anything else, but a file that is named as one of lines is not left out.
+TEST(Audit, RefusesADamagedRecordingOfAFolderAndNamesOtherFiles) {
+  const std::string folder = fresh_path("folder");
+  std::filesystem::create_directory(folder);
+  const std::string whole =
+      read_text(sample_path("recordings/vllm-0.33.0/mamba_none/0022.jsonl"));
+  write_text(folder + "/whole.jsonl", whole);
+  write_text(folder + "/notes.txt", "notes");
+  const Outcome sound = run_lockstep({"audit", folder});
+  EXPECT_EQ(sound.status, 0) << sound.out << sound.err;
+  EXPECT_NE(sound.out.find("files of folders that are not recordings"), std::string::npos);
+  write_text(folder + "/mark.jsonl", "\xef\xbb\xbf" + whole);
+  write_text(folder + "/empty.jsonl", "");
+  write_text(folder + "/twice.jsonl", replaced(whole, "\"seed\":", "\"seed\":1,\"seed\":"));
+  const Outcome damaged = run_lockstep({"audit", folder});
+  EXPECT_EQ(damaged.status, 2) << damaged.out;
+  EXPECT_NE(damaged.out.find("Refused: 3 files"), std::string::npos) << damaged.out;
+  EXPECT_NE(damaged.out.find("twice.jsonl:1: found the key \"seed\" twice"), std::string::npos)
+      << damaged.out;
 }
 
 TEST(Audit, SaysWhatWasHitAndFailsWhereThatIsTooLittle) {

@@ -122,7 +122,7 @@ TEST(Outputs, ADashIsStandardOutputAndCarriesNothingElse) {
   }
   EXPECT_EQ(Json::parse(run_lockstep({"replay", kSample, "--backend", "none", "--json", "-"}).out)
                 .at("verdict"),
-            "agreed");
+            "done");
 }
 
 TEST(Outputs, TheFileOfStandardOutputIsNotReplaced) {

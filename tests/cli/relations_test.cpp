@@ -41,6 +41,16 @@ TEST(RelationsCommand, OneThatAppliedToNoCaseIsSaidNotToBeChecked) {
       << outcome.out;
 }
 
+TEST(RelationsCommand, OneThatComparedNothingDoesNotPass) {
+  const std::string junit = temporary_path("nothing.xml");
+  const Outcome run = run_lockstep(
+      {"relations", "other layout", "--seed", "41", "--runs", "4", "--junit", junit});
+  EXPECT_EQ(run.status, 0) << run.err;
+  EXPECT_NE(run.out.find("other layout: compared nothing in 4 cases"), std::string::npos)
+      << run.out;
+  EXPECT_NE(read_text(junit).find("skipped=\"1\""), std::string::npos);
+}
+
 TEST(RelationsCommand, WhatIsWrongIsRefused) {
   const Outcome unknown = run_lockstep({"relations", "no such thing"});
   EXPECT_EQ(unknown.status, 2);

@@ -88,7 +88,7 @@ TEST(Replay, SurvivesFaultsAndCountsThem) {
   const std::string faults =
       "refuse_allocation@20+10,pinch_pool@60+20:70,abort_decode@9,abort_waiting@30,abort_again@1";
   const Json json = replay_json({kSample, "--backend", "none", "--faults", faults});
-  EXPECT_EQ(json.at("verdict"), "agreed");
+  EXPECT_EQ(json.at("verdict"), "done");
   EXPECT_EQ(json.at("faults").size(), 5u);
   EXPECT_EQ(json.at("faults")[1], "pinch_pool@60+20:70");
   const Json& effects = json.at("fault_effects");

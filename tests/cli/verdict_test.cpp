@@ -325,7 +325,7 @@ TEST(Verdicts, NothingAgreesWithoutAStep) {
   EXPECT_TRUE(has(compared.err, "has no step to compare; ")) << compared.err;
   EXPECT_EQ(run_lockstep({"audit", path}).status, 2);
   const Outcome run = run_lockstep({"replay", path, "--backend", "simt"});
-  EXPECT_TRUE(has(run.out, "Verdict: done. No step ran, so nothing was compared.")) << run.out;
+  EXPECT_TRUE(has(run.out, "Verdict: done. No request ran, so nothing was compared.")) << run.out;
 }
 
 TEST(Verdicts, AReleaseWithoutAProfileIsNamed) {
@@ -365,6 +365,94 @@ TEST(Verdicts, CacheEventsAreTheModels) {
   EXPECT_EQ(other.status, 2) << other.out;
   EXPECT_TRUE(has(other.err, "another engine decides; omit --decisions")) << other.err;
   EXPECT_FALSE(std::filesystem::exists(events));
+}
+
+// Nothing is compared without a backend, and nothing where no request runs.
+TEST(Verdicts, ARunThatComparedNothingIsDoneAndNotAgreed) {
+  const std::string refused = temporary_path("refused.jsonl");
+  write_text(refused, R"({"lockstep_trace":1,"time":"ns","source":{"kind":"test","name":""}})"
+                      "\n"
+                      R"({"id":"a","t":0,"prompt":[[1,4000]],"output":{"length":9}})"
+                      "\n"
+                      R"({"end":true,"records":1})"
+                      "\n");
+  for (const auto& arguments : std::vector<std::vector<std::string>>{
+           {"replay", kSample, "--limit", "5", "--backend", "none"},
+           {"replay", refused, "--backend", "simt", "--max-model-len", "100"}}) {
+    const std::string json = temporary_path("done.json"), junit = temporary_path("done.xml");
+    std::vector<std::string> all = arguments;
+    all.insert(all.end(), {"--json", json, "--junit", junit});
+    const Outcome run = run_lockstep(all);
+    EXPECT_EQ(run.status, 0) << run.out << run.err;
+    EXPECT_TRUE(has(run.out, "Verdict: done")) << run.out;
+    EXPECT_EQ(nlohmann::json::parse(read_text(json))["verdict"], "done");
+    EXPECT_TRUE(has(read_text(junit), "skipped=\"1\"")) << read_text(junit);
+  }
+}
+
+TEST(Verdicts, ASavedFailureThatDoesNotFailFailsItsItem) {
+  const std::string path = temporary_path("mended.case.jsonl"), junit = temporary_path("4.xml");
+  write_text(path, replaced(read_text(LOCKSTEP_SOURCE_DIR
+                                      "/tests/regressions/states_in_flight_never_end.case.jsonl"),
+                            R"("async_scheduling":true)", R"("async_scheduling":false)"));
+  const Outcome run = run_lockstep({"replay", path, "--backend", "none", "--junit", junit});
+  EXPECT_EQ(run.status, 4) << run.out << run.err;
+  EXPECT_TRUE(has(read_text(junit), "failures=\"1\"")) << read_text(junit);
+}
+
+// The run that follows a recording is a case as well as a recording.
+TEST(Verdicts, ARecordingWithAFindingIsSavedAsACase) {
+  const std::string folder = temporary_path("saved");
+  const Outcome run = run_lockstep({"replay", kParts, "--backend", "none", "--save", folder});
+  EXPECT_EQ(run.status, 1) << run.out << run.err;
+  const std::size_t at = run.out.find("Saved: ");
+  ASSERT_NE(at, std::string::npos) << run.out;
+  const std::string path = run.out.substr(at + 7, run.out.find('\n', at) - at - 7);
+  const Outcome again = run_lockstep({"replay", path});
+  EXPECT_EQ(again.status, 1) << again.out;
+  EXPECT_TRUE(has(again.out, "audit.draft_slots")) << again.out;
+}
+
+// Two failures in one step, whose cases would have one name.
+TEST(Verdicts, ASavedCaseDoesNotReplaceAnotherOne) {
+  const std::string folder = temporary_path("two");
+  for (const std::string mutant : {"drop-slot", "wrong-stride", "drop-slot"}) {
+    const Outcome run = run_lockstep({"replay", kSample, "--limit", "5", "--backend", "simt",
+                                      "--mutant", mutant, "--save", folder});
+    EXPECT_EQ(run.status, 1) << run.out << run.err;
+  }
+  std::size_t count = 0, steps = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    ++count;
+    steps += has(entry.path().filename().string(), "step0");
+    EXPECT_EQ(run_lockstep({"replay", entry.path().string()}).status, 1);
+  }
+  EXPECT_EQ(count, 2u);
+  EXPECT_EQ(steps, 2u);
+}
+
+TEST(Verdicts, ARefusalReplacesTheResultOfAnEarlierRun) {
+  const std::string json = temporary_path("result.json");
+  write_text(json, R"({"verdict":"agreed"})");
+  const Outcome run = run_lockstep({"replay", temporary_path("none.jsonl"), "--json", json});
+  EXPECT_EQ(run.status, 2) << run.out;
+  EXPECT_EQ(nlohmann::json::parse(read_text(json))["verdict"], "refused");
+}
+
+// One block more than a row of the group of states holds. The check fails in the backend while
+// another thread computes what the step should show.
+TEST(Verdicts, AFailedCheckOfTheBackendIsAVerdictInSeveralThreadsToo) {
+  std::string lines = read_text(sample_path("recordings/vllm-0.33.0/mamba_none/0022.jsonl"));
+  const std::size_t row = lines.find("\"blocks\":[["), second = lines.find("],[", row);
+  ASSERT_NE(second, std::string::npos);
+  lines.insert(lines.find(']', second + 3), ",14");  // the last block of the pool
+  const std::string path = temporary_path("wide.jsonl");
+  write_text(path, lines);
+  for (const std::string jobs : {"1", "2", "2"}) {
+    const Outcome run = run_lockstep({"replay", path, "--backend", "simt", "--jobs", jobs});
+    EXPECT_EQ(run.status, 1) << run.out << run.err;
+    EXPECT_TRUE(has(run.out, "THE ENGINE FAILED") || has(run.out, "audit.")) << run.out;
+  }
 }
 
 }  // namespace
