@@ -112,6 +112,9 @@ Result<RunReport> run_with_progress(const ReplayOptions& options, OpenReplay& pr
   LS_ASSIGN_OR_RETURN(auto hashers, open_hashers(options, prepared));
   auto report = prepared.session->run();
   if (!report) return report;
+  if (folder != nullptr)
+    fmt::print("Hidden states: {} in {} ({})\n\n", counted(folder->num_files(), "file"),
+               options.hidden_states_dir, size_text(folder->num_bytes()));
   for (std::size_t rank = 0; rank < hashers.size(); ++rank)
     LS_RETURN_IF_ERROR(hashers[rank].close(
         report->engines.empty() ? report->summary : report->engines[rank], stop_requested()));
@@ -141,8 +144,8 @@ std::string recording_text(const RunSummary& summary, const RecordingCheck& reco
   const bool agrees = summary.verdict == Verdict::agreed;
   const std::string run = summary.backend == "none" ? "the model's decisions ran without a backend"
                                                     : "the model's decisions agree on the backend";
-  return fmt::format("Verdict: {}{}; {}.\n{}",
-                     agrees ? "agreed: " : "", run, summary_of(recorded), details_of(recorded));
+  return fmt::format("Verdict: {}{}; {}.\n{}", agrees ? "agreed: " : "", run, summary_of(recorded),
+                     details_of(recorded));
 }
 
 // Verdicts in addition to that of the run.
@@ -186,8 +189,7 @@ std::string violation_text(const RunSummary& summary) {
 std::string verdict_text(const RunSummary& summary, const OtherVerdicts& others) {
   switch (summary.verdict) {
     case Verdict::interrupted:
-      return fmt::format("Verdict: none. Interrupted after {}{}.\n",
-                         counted(summary.steps, "step"),
+      return fmt::format("Verdict: none. Interrupted after {}{}.\n", counted(summary.steps, "step"),
                          others.has_compared(summary) ? ", which compared equal" : "");
     case Verdict::agreed:
     case Verdict::done:
@@ -609,9 +611,6 @@ Result<int> replay(ReplayOptions& options, CommandReport& out) {
   if (judging.engines != nullptr) others.engines = prepared.audits;
   LS_ASSIGN_OR_RETURN(auto report,
                       run_with_progress(options, prepared, folder ? &*folder : nullptr));
-  if (folder)
-    fmt::print("Hidden states: {} in {} ({})\n\n", counted(folder->num_files(), "file"),
-               options.hidden_states_dir, size_text(folder->num_bytes()));
   if (prepared.conforming != nullptr)
     LS_RETURN_IF_ERROR(take_mismatch(*prepared.conforming, report));
   take_verdicts(options, prepared, others, report.summary);

@@ -4,15 +4,15 @@
 
 #include <algorithm>
 #include <cstring>
-#include <mutex>
 #include <utility>
 #include <vector>
 
 namespace lockstep::cuda {
 namespace {
 
-// Bytes of pinned memory for uploads and downloads until finish(). A step of many rows fits without
-// a wait.
+// Bytes of pinned memory for uploads and downloads until finish(): at first, since pinning takes
+// milliseconds and a search opens a device per case, and at most, where a step of many rows fits.
+constexpr std::int64_t kFirstStagingBytes = std::int64_t{256} << 10;
 constexpr std::int64_t kStagingBytes = std::int64_t{16} << 20;
 
 // The oldest compute capability that this build has code for, times ten; at least 8.0 (bf16).
@@ -21,37 +21,6 @@ constexpr int kOldestCapability = std::max(80, std::min({__CUDA_ARCH_LIST__}) / 
 #else
 constexpr int kOldestCapability = 80;
 #endif
-
-// The first GPU's properties. The driver takes longer to list them than a small step.
-cudaError_t properties_of_gpu(cudaDeviceProp& properties) {
-  static cudaDeviceProp found{};
-  static const cudaError_t error = cudaGetDeviceProperties(&found, 0);
-  properties = found;
-  return error;
-}
-
-// Staging buffers that no device uses, for the next device: pinned memory takes milliseconds to
-// allocate and to free, and a search opens a device per case. They stay until the process ends.
-class FreeStaging {
- public:
-  // Null: there is none.
-  void* take() {
-    const std::scoped_lock held(lock_);
-    if (buffers_.empty()) return nullptr;
-    void* buffer = buffers_.back();
-    buffers_.pop_back();
-    return buffer;
-  }
-  void put(void* buffer) {
-    const std::scoped_lock held(lock_);
-    buffers_.push_back(buffer);
-  }
-
- private:
-  std::mutex lock_;
-  std::vector<void*> buffers_;  // of kStagingBytes
-};
-FreeStaging free_staging;
 
 // The first GPU.
 //
@@ -64,10 +33,8 @@ FreeStaging free_staging;
 class GpuDevice final : public Device {
  public:
   explicit GpuDevice(std::int64_t shared_bytes) : shared_bytes_(shared_bytes) {
-    check("cudaGetDeviceProperties", properties_of_gpu(properties_));
     open_streams(1);
-    staging_ = free_staging.take();
-    if (staging_ == nullptr) check("cudaMallocHost", cudaMallocHost(&staging_, kStagingBytes));
+    pin_staging(kFirstStagingBytes);
     use_stream(0);
     place_.cta_threads = 256;
     place_.items_per_thread = 4;
@@ -80,14 +47,16 @@ class GpuDevice final : public Device {
     wait_for_streams();
     for (cudaEvent_t event : events_) cudaEventDestroy(event);
     for (cudaStream_t stream : streams_) cudaStreamDestroy(stream);
-    if (staging_ != nullptr) free_staging.put(staging_);
+    if (staging_ != nullptr) cudaFreeHost(staging_);
     if (shared_ != nullptr) cudaFree(shared_);
   }
 
   std::string_view name() const override { return "cuda"; }
   std::string description() const override {
-    return std::string(properties_.name) + ", sm_" + std::to_string(properties_.major) +
-           std::to_string(properties_.minor);
+    cudaDeviceProp properties{};
+    if (cudaGetDeviceProperties(&properties, 0) != cudaSuccess) return "a GPU";
+    return std::string(properties.name) + ", sm_" + std::to_string(properties.major) +
+           std::to_string(properties.minor);
   }
   const KernelTable& kernels() const override { return simt_cuda::kernel_table; }
   const EngineKernels& engine_kernels() const override { return simt_cuda::engine_kernels; }
@@ -248,14 +217,24 @@ class GpuDevice final : public Device {
   template <class Move>
   void in_pieces(std::int64_t size_bytes, Move move) {
     for (std::int64_t begin = 0; begin < size_bytes;) {
-      if (!failed() && staged_bytes_ == kStagingBytes) deliver();
+      if (!failed() && staged_bytes_ == staging_size_) {
+        deliver();
+        if (staging_size_ < kStagingBytes) pin_staging(4 * staging_size_);
+      }
       if (failed()) return;
-      const std::int64_t size = std::min(size_bytes - begin, kStagingBytes - staged_bytes_);
+      const std::int64_t size = std::min(size_bytes - begin, staging_size_ - staged_bytes_);
       std::byte* place = static_cast<std::byte*>(staging_) + staged_bytes_;
       staged_bytes_ += size;
       move(begin, place, static_cast<std::size_t>(size));
       begin += size;
     }
+  }
+  // REQUIRES: no byte of the buffer is in use.
+  void pin_staging(std::int64_t size) {
+    if (failed()) return;
+    if (staging_ != nullptr) cudaFreeHost(std::exchange(staging_, nullptr));
+    check("cudaMallocHost", cudaMallocHost(&staging_, static_cast<std::size_t>(size)));
+    staging_size_ = size;
   }
   void deliver() {
     wait_for_streams();
@@ -265,7 +244,6 @@ class GpuDevice final : public Device {
     staged_bytes_ = 0;
   }
 
-  cudaDeviceProp properties_{};
   const std::int64_t shared_bytes_;
   std::int64_t shared_used_ = 0;
   std::byte* shared_ = nullptr;
@@ -275,6 +253,7 @@ class GpuDevice final : public Device {
   std::vector<cudaEvent_t> events_;  // kept for later steps
   std::size_t num_events_ = 0;       // of them in use since the last finish()
   void* staging_ = nullptr;
+  std::int64_t staging_size_ = 0;
   std::int64_t staged_bytes_ = 0;
   std::vector<Pending> pending_;
 };
@@ -287,7 +266,7 @@ std::string why_no_gpu() {
   if (error != cudaSuccess) return std::string("no GPU: ") + cudaGetErrorString(error);
   if (count == 0) return "no GPU: the CUDA driver lists none";
   cudaDeviceProp properties{};
-  error = properties_of_gpu(properties);
+  error = cudaGetDeviceProperties(&properties, 0);
   if (error != cudaSuccess) return std::string("no GPU: ") + cudaGetErrorString(error);
   const int capability = 10 * properties.major + properties.minor;
   if (capability >= kOldestCapability) return {};

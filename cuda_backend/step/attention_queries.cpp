@@ -202,7 +202,6 @@ void AttentionQueries::add_query(const AttentionQuery& query) {
 void AttentionQueries::attend(const StepProgram& program, const Batch& batch) {
   const KVCacheSpec& spec = *specs_[batch.layer];
   const std::int32_t table = layers_.table_of_layer[batch.layer];
-  const std::int32_t keys = split_keys();
   const auto rows_in = [&](bool is_limited, std::int64_t tokens) {
     return is_limited ? static_cast<std::int32_t>(lockstep::cuda::rows_before(
                             layers_.rows[batch.layer].token_rows, tokens))
@@ -226,8 +225,8 @@ void AttentionQueries::attend(const StepProgram& program, const Batch& batch) {
       .chunk = rows_in(is_chunked(spec.kind), spec.attention_chunk_size),
       .num_tokens = batch.count,
       .num_query_heads = query_heads(batch.layer),
-      .num_splits = (batch.longest + keys - 1) / keys,
-      .split_keys = keys};
+      .num_splits = (batch.longest + split_keys() - 1) / split_keys(),
+      .split_keys = split_keys()};
   if (!is_real_) {
     params.ranges = ranges_.data() + batch.first;
     params.rows = reader_.layer_on_device(batch.layer);

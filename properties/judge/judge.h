@@ -101,8 +101,8 @@ struct JudgeOptions {
 Outcome judge(const SavedCase& saved, const JudgeOptions& options);
 Outcome judge(const SavedCase& saved, const BackendFactory& backend = {});
 
-// Returns the outcome of a run outside the judge, from the summary of its session. Only counts that
-// the summary has are in its tally.
+// Returns the outcome of a run outside the judge, from the summary of its session. Counts that a
+// summary does not have are 0.
 Outcome outcome_of(const RunSummary& summary);
 
 }  // namespace lockstep

@@ -186,7 +186,7 @@ Checked RankRun::run_step(const SchedulerOutput& decision, const ModelOutput& ou
   return compared;
 }
 
-// Computes the expensive part of what the step should show, in pieces that nobody has taken yet:
+// Computes the expensive part of what the step should show, in pieces that no member has taken yet:
 // first the fingerprints of written pages, then attention outputs. Pages with real states have no
 // image until their check settles them.
 void RankRun::expect(int member) {

@@ -16,7 +16,7 @@ namespace lockstep::cuda {
 namespace {
 
 constexpr std::uint64_t kSeeds = 20;
-constexpr std::int64_t kDeviceStagingBytes = std::int64_t{16} << 20;  // of GpuDevice
+constexpr std::int64_t kDeviceStagingBytes = std::int64_t{256} << 10;  // of GpuDevice, at first
 
 std::unique_ptr<Device> make_device() {
   auto device = make_simulated_gpu_device();
@@ -126,7 +126,7 @@ TEST(SimulatedGpuDevice, ADestroyedDeviceWaitsForStartedWork) {
 
 TEST(SimulatedGpuDevice, DownloadsOfAnySizeArriveWhole) {
   for (const std::int64_t size : {kDeviceStagingBytes - 1, kDeviceStagingBytes,
-                                  kDeviceStagingBytes + 1, 2 * kDeviceStagingBytes + 77}) {
+                                  kDeviceStagingBytes + 1, 100 * kDeviceStagingBytes + 77}) {
     SimulatedCuda cuda({.seed = static_cast<std::uint64_t>(size)});
     auto device = make_device();
     std::byte* memory = device->allocate(size, "memory");
