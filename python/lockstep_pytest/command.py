@@ -60,7 +60,7 @@ def find_command() -> str:
 
 def run(*arguments: str | Path, may_refuse: bool = False) -> Said:
     """Runs `lockstep ARGUMENTS --json FILE`. Raises LockstepError where it refuses; `may_refuse`:
-    unless it judged its cases and wrote their report."""
+    only where it wrote no report of its cases either."""
     words = [str(word) for word in arguments]
     with tempfile.TemporaryDirectory(prefix="lockstep-") as holder:
         path = Path(holder) / "said.json"

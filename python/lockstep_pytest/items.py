@@ -438,7 +438,7 @@ class SeedRuns:
         """The files of a seed that fails, small too."""
         (command.folder / self._settings.save).mkdir(parents=True, exist_ok=True)
         said = command.run(*self._words(seed), "--save", self._settings.save,
-                           "--shrink-seconds", SHRINK_SECONDS)  # fmt: skip
+                           "--shrink-seconds", SHRINK_SECONDS, may_refuse=True)  # fmt: skip
         return "Saved:\n" + said.out.rpartition("\nSaved:\n")[2]
 
 
