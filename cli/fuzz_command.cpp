@@ -68,6 +68,7 @@ struct FuzzCommandOptions {
   std::string shard;           // "i/n"
   ReportOptions reports;
   std::vector<std::string> merge;  // reports to merge instead of running
+  int interrupted_by = 0;          // the signal that stopped the merged run; 0: none
 };
 
 // Cases, steps and bytes per second of the whole run, shrinking included. REQUIRES: seconds > 0.
@@ -440,7 +441,8 @@ void add_items(const FuzzReport& report, CommandReport& out) {
 
 // Refuses options of a search with --merge, which runs nothing and would ignore them.
 Result<void> check_merges_only(const FuzzCommandOptions& options, const CommandReport& out) {
-  const std::string command = out.again({.without = {"--merge", "--corpus", "--coverage"}});
+  const std::string command =
+      out.again({.without = {"--merge", "--corpus", "--coverage", "--interrupted-by"}});
   const std::size_t given = command.find(" --");
   if (given == command.npos && options.save_dir.empty()) return {};
   return fail("--merge runs nothing; omit the options of a search: {}",
@@ -451,8 +453,8 @@ Result<int> fuzz_main(const FuzzCommandOptions& options, CommandReport& out) {
   Stopwatch clock;
   watch_stop_signals();
   std::vector<std::string> without = {
-      "--seed",  "--runs",  "--seconds",       "--failures",  "--jobs",
-      "--merge", "--known", "--save-findings", "--no-shrink", "--shrink-seconds"};
+      "--seed",  "--runs",          "--seconds",   "--failures",       "--jobs",          "--merge",
+      "--known", "--save-findings", "--no-shrink", "--shrink-seconds", "--interrupted-by"};
   // A shard of a guided run changes its own cases, so its --shard repeats them. The cases of its
   // failures are in its corpus.
   if (!options.guided) without.emplace_back("--shard");
@@ -461,6 +463,7 @@ Result<int> fuzz_main(const FuzzCommandOptions& options, CommandReport& out) {
   if (!options.merge.empty()) LS_RETURN_IF_ERROR(check_merges_only(options, out));
   LS_ASSIGN_OR_RETURN(const FuzzPart part, run_or_merge(options, again));
   const FuzzReport& report = part.report;
+  if (options.interrupted_by != 0) std::raise(options.interrupted_by);
   if (out.wants_json()) out.set_json(fuzz_report_to_json(report));
   // Nothing was judged, so agreement would be a false result.
   if (report.cases > 0 && report.refused == report.cases)
@@ -531,6 +534,10 @@ void add_options(CLI::App& command, FuzzCommandOptions& options) {
   declare_reports(command, options.reports, "the report as JSON");
   command.add_option("--merge", options.merge,
                      "merge the reports of all shards or of consecutive seeds; run nothing");
+  // Of lockstep_campaign, which a signal stopped: all outputs are marked as interrupted.
+  command.add_option("--interrupted-by", options.interrupted_by)
+      ->check(CLI::IsMember({SIGINT, SIGTERM}))
+      ->group("");
 }
 
 }  // namespace

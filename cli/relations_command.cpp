@@ -125,7 +125,7 @@ Result<void> hold_answers(const SavedCase& saved, std::uint64_t seed, const Deci
   return {};
 }
 
-// True for relations that may be compared on a backend. "batch mates" adds requests, and planned
+// True for relations that may be compared on a backend. "batch mates" removes requests, and planned
 // outputs depend on a request's position in the trace.
 bool is_for_devices(const Relation& relation) { return relation.name != "batch mates"; }
 

@@ -125,7 +125,7 @@ void add_case(const Judged& judged, FuzzReport& report) {
     // npos + 1 is 0: without that word, the whole text is the reason
     const std::size_t reason = outcome.what.rfind(" refuses ");
     report.refusals[bucket_of("refused", "", outcome.what.substr(reason + 1))].add(
-        {.cases = 1, .first_seed = judged.seed});
+        {.cases = 1, .first_seed = judged.seed, .seeds = {judged.seed}});
     if (++report.refused == 1) {
       report.first_refused_seed = judged.seed;
       report.first_refusal = outcome.what;
@@ -439,6 +439,7 @@ template <class Io>
 void fields(Io& io, FieldsOf<Io, KnownCases>& known) {
   io.required("cases", known.cases, form::Between{1, INT64_MAX});
   io.required("first_seed", known.first_seed, form::Unsigned{});
+  io.optional("seeds", known.seeds, form::Each<form::Unsigned>{});
 }
 
 // Reports of older releases have no `steps`.

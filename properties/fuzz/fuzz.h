@@ -13,8 +13,10 @@
 // a thread judges.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <span>
 #include <string>
@@ -89,9 +91,14 @@ struct KnownCases {
   std::int64_t cases = 0;
   // `first_seed` means nothing while `cases` is 0, so the first addition replaces it.
   std::uint64_t first_seed = 0;
+  // All seeds of a refusal, ascending: a test per seed must know which ones nothing judged. Empty
+  // for the others, and in reports of older releases.
+  std::vector<std::uint64_t> seeds{};
   void add(const KnownCases& more) {
     if (cases == 0 || more.first_seed < first_seed) first_seed = more.first_seed;
     cases += more.cases;
+    seeds.insert(seeds.end(), more.seeds.begin(), more.seeds.end());
+    std::inplace_merge(seeds.begin(), seeds.end() - std::ssize(more.seeds), seeds.end());
   }
   bool operator==(const KnownCases&) const = default;
 };

@@ -31,7 +31,7 @@ from lockstep_campaign.campaign import Campaign, Found
 from lockstep_campaign.executors import Executor, Local, OnRay, Run
 from lockstep_campaign.figures import figures_of, page, prometheus
 from lockstep_campaign.fuzz_run import REPORT, FuzzRun, classes_reached
-from lockstep_campaign.history import History, Night
+from lockstep_campaign.history import History, Night, lock
 from lockstep_campaign.list_run import COMMANDS, ListRun
 from lockstep_campaign.loop import Ended, Loop, Refused, say
 from lockstep_campaign.tasks import CannotRun, Done, Program, digest_of, run_task
@@ -160,6 +160,10 @@ def _run_list(arguments: argparse.Namespace, words: list[str]) -> int:
 def run(words: list[str]) -> int:
     at = next((i for i, word in enumerate(words) if word in ("fuzz", *COMMANDS)), len(words))
     arguments = _parser().parse_args(words[:at])
+    if {"-h", "--help"} & set(words[at:]):
+        _parser().print_help()
+        print(f"\nOptions of {words[at]}: lockstep {words[at]} --help")
+        return 0
     if words[at:] and words[at] != "fuzz":
         return _run_list(arguments, words[at:])
     fuzz_run = FuzzRun(words[at + 1 :], arguments.budget, arguments.shard_cases)
@@ -167,6 +171,7 @@ def run(words: list[str]) -> int:
     run_here = functools.partial(run_task, program)
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
+    lock(out)
     history, commit = History.read(out), _commit_of(program.path)
     canary = fuzz_run.canary() if arguments.canary is None else shlex.split(arguments.canary)
     stopped: list[int] = []
@@ -183,7 +188,7 @@ def run(words: list[str]) -> int:
         campaign.work()
         if not (parts := campaign.parts()):
             raise Refused(ended.given_up or "stopped before the first shard ended")
-        done = fuzz_run.merge(parts, run_here)
+        done = fuzz_run.merge(parts, run_here, stopped)
         _write_report(done, out, fuzz_run.json_path)
         report = json.loads(done.files[REPORT])
         history.take_replays(found.still_fail, commit)
@@ -193,7 +198,8 @@ def run(words: list[str]) -> int:
         executor.close()
     history.take_saved(out)
     night = Night(began, round(ended.seconds, 1), commit, report["cases"], report["steps"],
-                  classes_reached(report["tally"]), len(report["failures"]), found.canary)
+                  classes_reached(report["tally"]), len(report["failures"]), found.canary,
+                  "interrupted" in report)
     history.nights.append(night)
     history.write(out)
     command = shlex.join(["lockstep", "campaign", *words])

@@ -29,6 +29,7 @@ def figures_of(report: Mapping[str, Any], ended: Ended, found: Found, history: H
         "first_seed": str(report["first_seed"]),  # exceeds the integers of a browser
         "began": night.began,
         "seconds": night.seconds,
+        "interrupted": night.interrupted,
         "cases": report["cases"],
         "agreed": report["agreed"],
         "refused": report["refused"],

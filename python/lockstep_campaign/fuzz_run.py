@@ -132,15 +132,17 @@ class FuzzRun:
         words = ("replay", f"{FOLDER}/{case.name}", *judges)
         return Task(f"replay of {case.name}", words, {case.name: case.read_bytes()})
 
-    def merge(self, parts: list[Path], run: Callable[[Task], Done]) -> Done:
-        """The report of all shards, as one process of `fuzz` prints it."""
+    def merge(self, parts: list[Path], run: Callable[[Task], Done], stopped: list[int]) -> Done:
+        """The report of all shards, as one process of `fuzz` prints it. `stopped`: by signals."""
         words = ("fuzz", "--json", f"{FOLDER}/{REPORT}")
         while len(parts) > _MERGED_AT_ONCE:
             first, parts = parts[:_MERGED_AT_ONCE], parts[_MERGED_AT_ONCE:]
             done = run(Task("a part of the report", (*words, "--merge", *map(str, first))))
             first[0].write_bytes(done.files[REPORT])
             parts.append(first[0])
-        return run(Task("the report", (*words, *self.of_report, "--merge", *map(str, parts))))
+        interrupted = ["--interrupted-by", str(stopped[0])] if stopped else []
+        rest = (*self.of_report, *interrupted, "--merge", *map(str, parts))
+        return run(Task("the report", (*words, *rest)))
 
     def canary(self) -> list[str]:
         """Words that plant a defect in what the run judges; empty: none is known."""

@@ -6,7 +6,9 @@ that runs the campaign; no report depends on them.
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -47,6 +49,19 @@ class Night:
     classes: int
     failures: int
     canary: str
+    interrupted: bool = False
+
+
+def lock(out: Path) -> None:
+    """Until this process ends: of two campaigns in one folder the second would lose the first's
+    history and replace its report. Does nothing on a file system without locks."""
+    folder = os.open(out, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise Refused(f"another campaign runs in {out}; give --out another folder") from None
+    except OSError:
+        os.close(folder)
 
 
 @dataclass

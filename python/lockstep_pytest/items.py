@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import json
 import re
 import shlex
 import shutil
 import tempfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,9 +76,7 @@ class Settings:
         """Names the defects that the options and a saved case plant; empty: none."""
         names = re.findall(r"--plant[ =](\S+)", f"{self.decisions} {self.backend}")
         if case is not None:
-            with (command.folder / case).open(errors="replace") as file:
-                head = json.loads(file.readline())
-            names += head.get("mutants", [])
+            names += first_object(case).get("mutants", [])
         return f"planted: {', '.join(names)}\n" if names else ""
 
     @property
@@ -105,6 +105,19 @@ def judged(count: int, what: str, by: str, checks: str) -> dict[str, Any]:
 def text_of(failure: Failure) -> str:
     parts = [failure.line, failure.details.rstrip(), f"Again: {failure.again}"]
     return "\n\n".join(part for part in parts if part)
+
+
+def first_object(path: Path) -> dict[str, Any]:
+    """The first line of a file, plain or gzip; empty: not a JSON object."""
+    with (command.folder / path).open("rb") as plain:
+        is_gzip = plain.read(2) == b"\x1f\x8b"
+        plain.seek(0)
+        try:
+            line = (gzip.GzipFile(fileobj=plain) if is_gzip else plain).readline()
+            found = json.loads(line)
+        except (ValueError, EOFError, OSError, zlib.error):
+            return {}
+    return found if isinstance(found, dict) else {}
 
 
 def save_folder(settings: Settings, test: str) -> Path:
@@ -202,14 +215,9 @@ class RecordingItem(LockstepItem):
         return [judged(1, "recording", engine_of(self.file), "the audit")]
 
 
-def _header_of(recording: Path) -> dict[str, Any]:
-    with (command.folder / recording).open(errors="replace") as file:
-        return json.loads(file.readline())
-
-
 def engine_of(recording: Path) -> str:
     """The name and version in its header."""
-    engine = _header_of(recording)["engine"]
+    engine = first_object(recording)["engine"]
     return f"{engine['name']} {engine['version']}"
 
 
@@ -217,7 +225,7 @@ def _bucket_of_finding(recording: Path, finding: dict[str, Any]) -> str:
     """Its rule and the kind of its group: a long recording shows one bug in many sentences."""
     kind = ""
     if finding["group"] >= 0:
-        kind = _header_of(recording)["groups"][finding["group"]]["spec"]["type"]
+        kind = first_object(recording)["groups"][finding["group"]]["spec"]["type"]
     return f"audit.{finding['rule']} {kind}".rstrip()
 
 
@@ -250,6 +258,24 @@ def _evidence(settings: Settings, file: Path, save: Path, check: str) -> str:
         return f"{smaller.details}\n  {smaller.again}"
     narrative = command.narrative(file, save)
     return f"What happens in it: {narrative.path}\n" if narrative else ""
+
+
+class PlansItem(LockstepItem):
+    """Memory plans of an engine, compared with the model's."""
+
+    file: Path
+
+    def find(self) -> Failure | None:
+        said = command.run("conform", self.file)
+        if said.status == command.AGREED:
+            return None
+        first = said.json["mismatches"][0]
+        line = f"conform line {first['step']}: {first['what']} is {first['recorded']}, the model's "
+        line += f"{first['model']}"
+        return Failure("conform", line, command.line_to_repeat("conform", self.file), said.out)
+
+    def lockstep_judged(self) -> list[dict[str, Any]]:
+        return [judged(1, "file of layouts", engine_of(self.file), "the model's plans")]
 
 
 class TraceItem(LockstepItem):
@@ -349,6 +375,7 @@ class SeedRuns:
         self._settings = settings
         self._chosen: set[int] = set()
         self._failures: dict[int, dict[str, Any] | None] = {}
+        self._refused: dict[int, str] = {}  # the reasons
 
     def choose(self, seeds: Iterator[int]) -> None:
         """The seeds of the tests that are left after selection."""
@@ -361,7 +388,7 @@ class SeedRuns:
         return words + (["--engine", self._settings.engine] if self._settings.engine else [])
 
     def _run(self, seed: int, count: int) -> None:
-        said = command.run(*self._words(seed), "--runs", str(count))
+        said = command.run(*self._words(seed), "--runs", str(count), may_refuse=True)
         if said.json is None:  # a check of the program, or a signal, ended it
             if count > 1:
                 for one in range(seed, seed + count):
@@ -373,12 +400,17 @@ class SeedRuns:
             return
         self._failures |= dict.fromkeys(range(seed, seed + count))
         self._failures |= {failure["seed"]: failure for failure in said.json["failures"]}
+        for reason, cases in said.json["refusals"].items():
+            self._refused |= dict.fromkeys(cases["seeds"], reason)
 
     def failure_of(self, seed: int) -> Failure | None:
+        """Skips the test of a case that the engine or the backend refuses."""
         if seed not in self._failures:
             most = 1 if self._settings.one_at_a_time else SEEDS_AT_A_TIME
             count = next(n for n in itertools.count(1) if n == most or seed + n not in self._chosen)
             self._run(seed, count)
+        if seed in self._refused:
+            pytest.skip(self._refused[seed])
         found = self._failures[seed]
         if found is None:
             return None
@@ -406,33 +438,27 @@ class SeedRuns:
         """The files of a seed that fails, small too."""
         (command.folder / self._settings.save).mkdir(parents=True, exist_ok=True)
         said = command.run(*self._words(seed), "--save", self._settings.save,
-                           "--shrink-seconds", SHRINK_SECONDS)  # fmt: skip
+                           "--shrink-seconds", SHRINK_SECONDS, may_refuse=True)  # fmt: skip
         return "Saved:\n" + said.out.rpartition("\nSaved:\n")[2]
 
 
-# What of a folder is a test, by the first key of a file.
+# What of a folder is a test, by a key of a file's first line. `lockstep replay` reads or refuses
+# the other files.
 
-_KINDS = (
-    ('{"lockstep_case":', "case", CaseItem),
-    ('{"schedule_recording":', "recording", RecordingItem),
-    ('{"lockstep_trace":', "trace", TraceItem),
-)
-
-
-def _kind_of(path: Path) -> tuple[str, type[LockstepItem]] | None:
-    with path.open(errors="replace") as file:
-        begin = file.read(64)
-    return next(((name, cls) for key, name, cls in _KINDS if begin.startswith(key)), None)
+_KINDS: dict[str, tuple[str, type[LockstepItem]]] = {
+    "lockstep_case": ("case", CaseItem),
+    "schedule_recording": ("recording", RecordingItem),
+    "layout_recording": ("layouts", PlansItem),
+    "lockstep_trace": ("trace", TraceItem),
+}
 
 
 def items_of_folder(
     suite: pytest.Collector, folder: Path, settings: Settings
 ) -> Iterator[LockstepItem]:
-    for path in sorted(folder.rglob("*.jsonl")):
-        kind = _kind_of(path)
-        if kind is None:
-            continue
-        name, cls = kind
+    for path in sorted([*folder.rglob("*.jsonl"), *folder.rglob("*.jsonl.gz")]):
+        first = first_object(path)
+        name, cls = next((_KINDS[key] for key in _KINDS if key in first), ("file", TraceItem))
         item = cls.from_parent(suite, name=f"{name}[{path.relative_to(folder).as_posix()}]")
         item.settings, item.file = settings, path
         item.save = settings.save / path.relative_to(folder).parent

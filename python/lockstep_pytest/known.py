@@ -14,8 +14,10 @@ from __future__ import annotations
 import datetime
 import fnmatch
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 
 class KnownFileError(Exception):
@@ -39,12 +41,31 @@ class Known:
         return bool(pattern) and fnmatch.fnmatchcase(test, pattern)
 
 
+def _known(entry: dict[str, Any], others: set[str]) -> Known:
+    """What traces/formats/saved_case.cpp reads and refuses. Raises ValueError."""
+    known = Known(**{key: value for key, value in entry.items() if not key.startswith("x_")})
+    for key, value in vars(known).items():
+        if not isinstance(value, str) or (key in entry and not value):
+            raise ValueError(f"{key}: expected a text, found {json.dumps(value)}")
+    if known.id in others:
+        raise ValueError(f"two entries have the id {known.id}")
+    others.add(known.id)
+    if "until" in entry and not re.fullmatch(r"\d{4}-\d\d-\d\d", known.until, re.ASCII):
+        raise ValueError(f'until: expected a date, as in "2027-01-31", found "{known.until}"')
+    datetime.date.fromisoformat(known.until or "2027-01-31")
+    return known
+
+
 def read_known(path: Path, today: datetime.date) -> list[Known]:
     try:
         whole = json.loads(path.read_text())
         if whole.get("lockstep_known") != 1:
             raise ValueError('expected {"lockstep_known":1,...}')
-        found = [Known(**entry) for entry in whole["known"]]
+        for key in whole:
+            if key not in ("lockstep_known", "known") and not key.startswith("x_"):
+                raise ValueError(f"unknown key {key}")
+        ids: set[str] = set()
+        found = [_known(entry, ids) for entry in whole["known"]]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise KnownFileError(f"{path}: not a file of known failures: {error}") from None
     return [one for one in found if not one.until or one.until >= today.isoformat()]

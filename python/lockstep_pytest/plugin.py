@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import inspect
 import sys
@@ -65,6 +66,19 @@ def _seeds(config: pytest.Config, name: str) -> range:
     return range(int(first), int(last)) if colon else range(int(first), int(first) + 1)
 
 
+def _check_save(path: Path) -> None:
+    """A test that fails writes its evidence late: a folder that cannot be made is refused first."""
+    made = [one for one in (path, *path.parents) if not one.exists()]
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise pytest.UsageError(f"--lockstep-save {path}: {error.strerror}") from None
+    finally:
+        for one in made:
+            with contextlib.suppress(OSError):
+                one.rmdir()
+
+
 def settings_of(config: pytest.Config) -> items.Settings:
     settings = items.Settings(
         backend=_option(config, "backend"),
@@ -90,6 +104,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_SETTINGS] = settings_of(config)
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Summary(config.stash[_SETTINGS]), "lockstep-summary")
+        if _option(config, "save"):
+            _check_save(command.folder / _path(config, "save"))
     for name in ("seeds", "layouts"):
         _seeds(config, name)
     if _option(config, "cases") and not _path(config, "cases").is_dir():

@@ -96,6 +96,33 @@ TEST(Documents, ReadmeCountsTheMutants) {
   EXPECT_NE(read_text(LOCKSTEP_SOURCE_DIR "/README.md").find(words), std::string::npos) << words;
 }
 
+// The text of a page from `start` to the end of its block, both excluded.
+std::string block_of(const std::string& page, std::string_view start) {
+  const std::string text = read_text(LOCKSTEP_SOURCE_DIR "/docs/" + page);
+  const std::size_t at = text.find(start);
+  EXPECT_NE(at, text.npos) << page << ": " << start;
+  return at == text.npos ? ""
+                         : text.substr(at + start.size(),
+                                       text.find("```", at + start.size()) - at - start.size());
+}
+
+TEST(Documents, CommandsOfTheGuidesDoWhatTheyShow) {
+  std::string hisparse = block_of("distributed.md", "--hisparse-host 64GiB\nlockstep ");
+  std::erase(hisparse, '\\');
+  EXPECT_EQ(run_lockstep(words_of(hisparse)).status, 0) << hisparse;
+
+  auto related = words_of(block_of("fuzzing.md", "\nlockstep relations \"other kernel blocks\" "));
+  related.insert(related.begin(), {"relations", "other kernel blocks"});
+  EXPECT_NE(run_lockstep(related).out.find("  1 cases,"), std::string::npos);
+
+  std::istringstream mutants(block_of("commands.md", "one line per defect:\n```\n"));
+  for (std::string line; std::getline(mutants, line);) {
+    const std::string shown = line.substr(0, line.find(','));  // without its time
+    const std::string printed = run_lockstep({"mutants", line.substr(0, line.find(' '))}).out;
+    EXPECT_NE(printed.find(shown + ","), printed.npos) << printed;
+  }
+}
+
 // Where the optional data are: the figures of docs/commands.md.
 TEST(Documents, FiguresOfTheAuditAreThoseOfAllRecordings) {
   const auto data = find_data_dir();

@@ -58,6 +58,10 @@ class Example(unittest.TestCase):
     def guide(self) -> str:
         return (ROOT / "docs/check_your_kernels.md").read_text()
 
+    def rounded(self, text: str) -> str:
+        """Releases of torch differ after the sixth decimal."""
+        return re.sub(r"(\.\d{6})\d+", r"\1", text)
+
 
 class TorchTest(Example):
     def test_scaled_dot_product_attention_agrees_in_generated_cases(self) -> None:
@@ -85,8 +89,8 @@ class TorchTest(Example):
 
     def test_the_transcripts_in_the_guide_are_the_output(self) -> None:
         for name in ("SeesTheWholeChunk", "FullPagesAreEmpty"):
-            said = self.find(f"wrong_kernels.py:{name}", "attention_output")
-            shown = self.guide().partition(f"wrong_kernels.py:{name}\n")[2]
+            said = self.rounded(self.find(f"wrong_kernels.py:{name}", "attention_output"))
+            shown = self.rounded(self.guide()).partition(f"wrong_kernels.py:{name}\n")[2]
             lines = [line for line in shown.partition("```")[0].splitlines() if line[:1] != "$"]
             self.assertEqual(len(lines), 8)
             for line in lines:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
 import sys
@@ -47,10 +48,48 @@ def test_each_file_of_the_folder_is_a_test_by_what_it_holds(session, pytester) -
         "\n".join([*trace[:4], '{"end":true,"records":3}', ""])
     )
     result = session("--lockstep-cases", "cases", "-v")
-    result.assert_outcomes(passed=2)
+    result.assert_outcomes(passed=3)
     assert not (pytester.path / ".lockstep").exists()
     result.stdout.fnmatch_lines_random(["*recording[[]0014.jsonl] PASSED*",
+                                        "*layouts[[]layouts.jsonl] PASSED*",
                                         "*trace[[]short.jsonl] PASSED*"])  # fmt: skip
+
+
+def test_the_order_of_keys_and_gzip_do_not_hide_a_file(session, pytester) -> None:
+    head, _, steps = (support.REGRESSIONS / FINDING).read_text().partition("\n")
+    text = f"{json.dumps(json.loads(head), sort_keys=True)}\n{steps}"
+    (pytester.path / "cases/sorted.jsonl").write_text(text)
+    (pytester.path / "cases/packed.jsonl.gz").write_bytes(gzip.compress(text.encode()))
+    result = session("--lockstep-cases", "cases", "-v")
+    result.assert_outcomes(failed=1, xfailed=1)  # one finding
+    result.stdout.fnmatch_lines_random(["*recording[[]sorted.jsonl] *",
+                                        "*recording[[]packed.jsonl.gz] *"])  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "an empty file"),
+        (b"<<<<<<< HEAD\n", "the first line of no known format"),
+        (b"\xef\xbb\xbf" + SOUND.read_bytes(), "a byte-order mark"),
+        (b'{"layout_recording":1}\n', "expected"),
+    ],
+)
+def test_a_file_that_cannot_be_read_fails(session, pytester, content, says) -> None:
+    (pytester.path / "cases/odd.jsonl").write_bytes(content)
+    result = session("--lockstep-cases", "cases")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([f"lockstep: *odd.jsonl*{says}*"])
+
+
+def test_plans_that_differ_from_the_models_fail(session, pytester) -> None:
+    text = (support.SAMPLES / "recordings/vllm-0.22.1/layouts.jsonl").read_text()
+    (pytester.path / "cases/plans.jsonl").write_text(
+        text.replace('"aligned":{"block_size":1056', '"aligned":{"block_size":528')
+    )
+    result = session("--lockstep-cases", "cases")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["conform line 1: aligned.block_size is 528, the model's 1056"])
 
 
 def test_a_case_that_fails_says_its_line_the_smallest_case_and_one_command(
@@ -87,7 +126,7 @@ def test_a_finding_of_a_recording_is_the_audits_own_line(session, pytester) -> N
     result.stdout.fnmatch_lines(["audit.* step *", f"Again: lockstep audit *cases/{FINDING}"])
 
 
-def known_file(pytester: pytest.Pytester, **entry: str) -> str:
+def known_file(pytester: pytest.Pytester, **entry: object) -> str:
     (pytester.path / "known.json").write_text(
         json.dumps({"lockstep_known": 1, "known": [{"id": "ENG-42"} | entry]})
     )
@@ -105,6 +144,27 @@ def test_a_known_finding_is_expected_by_its_id(session, pytester) -> None:
     result = session("--lockstep-cases", "cases", known)
     result.assert_outcomes(xfailed=1)
     result.stdout.fnmatch_lines(["*ENG-42: audit.*"])
+
+
+@pytest.mark.parametrize(
+    ("entry", "is_read"),
+    [
+        ({"check": "b", "text": "c", "until": "2096-02-29", "x_owner": "me", "test": "d"}, True),
+        ({"check": "b", "until": "2097-02-29"}, False),
+        ({"check": "b", "until": "29.02.2096"}, False),
+        ({"check": "b", "until": "20960229"}, False),
+        ({"check": "b", "text": ""}, False),
+        ({"check": "b", "id": ""}, False),
+        ({"check": "b", "id": 7}, False),
+        ({"check": "b", "where": "c"}, False),
+        ({}, False),
+    ],
+)
+def test_fuzz_and_pytest_read_the_same_files_of_known_failures(session, pytester, entry, is_read):
+    known = known_file(pytester, **entry)
+    assert (session(known).ret == pytest.ExitCode.NO_TESTS_COLLECTED) == is_read
+    support.run(support.LOCKSTEP, "fuzz", "--seed", "1", "--backend", "none", "--known",
+                pytester.path / "known.json", expect=0 if is_read else 2)  # fmt: skip
 
 
 def test_a_known_finding_that_is_gone_fails_until_it_is_taken_out(session, pytester) -> None:
@@ -137,6 +197,21 @@ def test_each_seed_is_a_test(session) -> None:
     result.stdout.fnmatch_lines(["*seed[[]10] PASSED*"])
 
 
+def test_a_seed_that_the_engine_refuses_is_skipped_alone_too(session) -> None:
+    for seeds, passed, skipped in (("1:5", 2, 2), ("3", 0, 1)):
+        result = session("--lockstep-seeds", seeds, "--lockstep-decisions", ENGINE)
+        result.assert_outcomes(passed=passed, skipped=skipped)
+        result.stdout.fnmatch_lines(["SKIPPED *: refused: paged-N.N: found several groups"])
+        judged = f"lockstep: {passed} seeds decided by * 0 failures" if passed else "*1 skipped*"
+        result.stdout.fnmatch_lines([judged])
+
+
+def test_a_refused_option_is_named(session) -> None:
+    result = session("--lockstep-seeds", "1", "--lockstep-backend", "nope")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["lockstep: --backend: nope: expected *"])
+
+
 def test_a_defect_of_a_scheduler_is_found_by_a_seed_and_made_small(session, pytester) -> None:
     result = session("--lockstep-seeds", "1:13", "--lockstep-decisions", ENGINE + " --bug lost")
     outcomes = result.parseoutcomes()
@@ -146,8 +221,8 @@ def test_a_defect_of_a_scheduler_is_found_by_a_seed_and_made_small(session, pyte
     result.stdout.fnmatch_lines(
         [
             f"*{tests} tests fail this way; also*",
-            f"lockstep: 12 seeds decided by {ENGINE} --bug lost, judged by audit and invariants; "
-            f"1 failure in {tests} tests",
+            f"lockstep: {12 - outcomes['skipped']} seeds decided by {ENGINE} --bug lost, judged by "
+            f"audit and invariants; 1 failure in {tests} tests",
         ]
     )
     shrunk = list((pytester.path / ".lockstep").glob("*.min.case.jsonl"))
@@ -212,6 +287,7 @@ def test_the_ini_file_says_it_as_well(session, pytester) -> None:
         (("--lockstep-seeds", "some"), "*--lockstep-seeds some: expected A:B*"),
         (("--lockstep-cases", "nowhere"), "*there is no folder nowhere*"),
         (("--lockstep-known", "nowhere.json"), "*nowhere.json: not a file of known failures*"),
+        (("--lockstep-save", "/proc/nowhere"), "*--lockstep-save /proc/nowhere: No such file*"),
     ],
 )
 def test_what_is_no_option_is_refused(session, options, says) -> None:

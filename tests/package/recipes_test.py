@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import unittest
+from pathlib import Path
 from xml.etree import ElementTree
 
 import support
@@ -100,19 +101,35 @@ class RecipesTest(support.InFolder):
         self.assertEqual(self.attributes_of("run.xml")["tests"], "1")
         self.assertGreater((self.job / "run.pftrace").stat().st_size, 3_000)
 
-    def action(self, run: str, expect: int) -> str:
+    def action(self, run: str, expect: int, command: str | Path = support.LOCKSTEP) -> str:
         """The second step of the action, with the command where its first step installs it."""
         installed = self.folder / "runner" / "lockstep" / "bin"
         installed.mkdir(parents=True, exist_ok=True)
         (installed / "lockstep").unlink(missing_ok=True)
-        (installed / "lockstep").symlink_to(support.LOCKSTEP)
+        (installed / "lockstep").symlink_to(command)
         done = subprocess.run(
             [ACTION / "run.sh", "run"], cwd=self.job, text=True, capture_output=True,
             env=self.environment | {"RUNNER_TEMP": str(self.folder / "runner"),
                                     "LOCKSTEP_RUN": run},
         )  # fmt: skip
         self.assertEqual(done.returncode, expect, done.stdout + done.stderr)
-        return done.stdout
+        return done.stdout if expect != 2 else done.stderr
+
+    def test_the_action_reads_words_as_a_shell_does(self) -> None:
+        shows = self.folder / "shows"
+        shows.write_text('#!/bin/sh\nprintf "<%s>" "$@"\n')
+        shows.chmod(0o755)
+        said = self.action("fuzz --decisions 'python3 my_adapter.py' `id` \\\n --runs 3", 0, shows)
+        words = "<fuzz><--decisions><python3 my_adapter.py><`id`><--runs><3><--junit>"
+        self.assertTrue(said.startswith(words), said)
+        for run in ("audit a\naudit b", "audit 'a", " "):
+            self.assertIn("lockstep action: run", self.action(run, 2, shows))
+
+    def test_the_action_saves_only_where_a_command_takes_it(self) -> None:
+        case = support.REGRESSIONS / "states_in_flight_never_end.case.jsonl"
+        self.action(f"replay {case}", 3)
+        self.action("fuzz --runs 3 --backend none --json a.json --save mine", 0)
+        self.action("fuzz --merge a.json", 0)
 
     def test_the_action_leaves_results_and_a_summary(self) -> None:
         self.action("audit recordings", 0)

@@ -210,6 +210,13 @@ TEST(KnownFile, ADayIsOneOfTheCalendar) {
     EXPECT_FALSE(is_read(day)) << day;
 }
 
+TEST(KnownFile, OneFileServesPytestToo) {
+  const auto known = read_known_file(write_temporary(
+      R"({"lockstep_known":1,"known":[{"id":"a","check":"b","test":"recording[*]"}]})"));
+  ASSERT_TRUE(known) << known.error().message;
+  EXPECT_EQ(known->front().check, "b");
+}
+
 TEST(OutputFile, AFileIsThereWholeOrNotAtAll) {
   const std::string folder = temporary_path("folder");
   std::filesystem::create_directory(folder);

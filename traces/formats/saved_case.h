@@ -65,8 +65,9 @@ std::string saved_case_to_text(const SavedCase& saved);
 Result<void> write_saved_case(const std::string& path, const SavedCase& saved);
 
 // Known failures, with ids of the user's choice:
-// {"lockstep_known":1,"known":[{"id":..,"check":..,"text":..,"until":"2027-01-31"}]}. `text`, part
-// of the message, and `until`, the last day on which the failure is ignored, are optional.
+// {"lockstep_known":1,"known":[{"id":..,"check":..,"text":..,"until":"2027-01-31","test":..}]}.
+// `text`, part of the message, `until`, the last day on which the failure is ignored, and `test`, a
+// pattern that only the pytest plugin reads, are optional.
 
 struct KnownFailure {
   std::string id;

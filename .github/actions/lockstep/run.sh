@@ -16,15 +16,11 @@ install() {
 }
 
 run() {
-    local words results=lockstep-results
-    read -ra words <<<"${LOCKSTEP_RUN:?}"
+    local results=lockstep-results quoted
     mkdir -p "$results"
-    case "${words[0]}" in
-        replay) words+=(--save "$results/cases" --shrink --perfetto "$results/run.perfetto-trace") ;;
-        fuzz) words+=(--save "$results/cases") ;;
-    esac
-    "$environment/bin/lockstep" "${words[@]}" --junit "$results/${words[0]}.xml" \
-        --annotations github --summary "${GITHUB_STEP_SUMMARY:?}"
+    quoted=$(python3 "$root/.github/actions/lockstep/words.py" "$results")
+    local -a "words=($quoted)"
+    "$environment/bin/lockstep" "${words[@]}"
 }
 
 "$1"

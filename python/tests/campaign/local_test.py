@@ -236,6 +236,46 @@ class Campaign(unittest.TestCase):
         self.assertIn(f'"first_seed":{time.strftime("%Y%m%d")}00000000,',
                       (self.out / "report.json").read_text())  # fmt: skip
 
+    def test_refused_seeds_are_reported_as_by_one_process(self) -> None:
+        engine = f"{sys.executable} docs/examples/paged_engine.py"
+        runs = ("fuzz", "--decisions", engine, "--runs", "20")
+        whole = self.folder / "whole.json"
+        lockstep(*runs, "--json", whole)
+        status, _, err = self.campaign("--shard-cases", "7", *runs)
+        self.assertEqual(status, 0, err)
+        self.assertEqual((self.out / "report.json").read_bytes(), whole.read_bytes())
+        ((_, refused),) = json.loads(whole.read_text())["refusals"].items()
+        self.assertEqual(refused["seeds"], [3, 4, 8, 11, 15, 16, 20])
+
+    def test_an_interrupted_campaign_says_so_and_locks_its_folder(self) -> None:
+        junit = self.folder / "junit.xml"
+        words = ("--canary", "", "--shard-cases", "50", "fuzz", "--backend", "none")
+        process = self.start("--budget", "60s", *words, "--junit", str(junit))
+        while not any("--seed" in line and parent == process.pid
+                      for parent, line in processes().values()):  # fmt: skip
+            self.assertIsNone(process.poll())
+            time.sleep(0.01)
+        status, _, err = self.campaign(*words, "--runs", "3")
+        self.assertEqual(status, 2, err)
+        self.assertIn(f"another campaign runs in {self.out}", err)
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate()
+        self.assertEqual(process.returncode, 128 + signal.SIGTERM, err)
+        self.assertIn("Interrupted by SIGTERM: the rest was not checked.", out)
+        self.assertIn("interrupted by SIGTERM", junit.read_text())
+        self.assertTrue(json.loads((self.out / "report.json").read_text())["interrupted"])
+        self.assertIn('"interrupted": true', (self.out / "page.html").read_text())
+        status, _, err = self.campaign(*words, "--runs", "3")
+        self.assertEqual(status, 0, err)
+        nights = json.loads((self.out / "history.json").read_text())["nights"]
+        self.assertEqual([one["interrupted"] for one in nights], [True, False])
+
+    def test_help_is_help_wherever_it_is(self) -> None:
+        for words in (("--help",), ("fuzz", "--help"), ("audit", "-h")):
+            status, out, err = self.campaign(*words)
+            self.assertEqual((status, err), (0, ""))
+            self.assertIn("usage: lockstep campaign", out)
+
     def test_a_folder_of_pythonpath_may_have_a_space(self) -> None:
         folder = self.folder / "two words"
         folder.mkdir()

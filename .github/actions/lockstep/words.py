@@ -1,0 +1,55 @@
+"""The arguments of `lockstep` for `run:` of action.yml, quoted for bash: those of the text, read as
+a shell reads them, and those that leave results in the folder of the command line."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+
+def refuse(why: str) -> NoReturn:
+    print(f"lockstep action: {why}", file=sys.stderr)
+    sys.exit(2)
+
+
+def is_saved_case(word: str) -> bool:
+    if not Path(word).is_file():
+        return False
+    content = Path(word).open("rb")
+    is_gzip = content.read(2) == b"\x1f\x8b"
+    content.seek(0)
+    with gzip.GzipFile(fileobj=content) if is_gzip else content as file:
+        return b'"lockstep_case"' in file.readline()
+
+
+def words_of(text: str, results: str) -> list[str]:
+    text = text.replace("\\\n", " ").strip()
+    if "\n" in text:
+        refuse("run has several lines; expected one command: use a step for each, or end lines "
+               "with a backslash")  # fmt: skip
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        refuse(f"run: {error}: {text}")
+    if not words:
+        refuse("run is empty; expected a command, as in `audit recordings`")
+    more = {"--junit": f"{results}/{words[0]}.xml", "--annotations": "github",
+            "--summary": os.environ["GITHUB_STEP_SUMMARY"]}  # fmt: skip
+    if words[0] == "replay":
+        more["--perfetto"] = f"{results}/run.perfetto-trace"
+    # A saved case is kept already, and a merge runs no case.
+    given = {word.partition("=")[0] for word in words}
+    saves = {"replay": not any(map(is_saved_case, words)), "fuzz": "--merge" not in given}
+    if saves.get(words[0]):
+        more["--save"] = f"{results}/cases"
+        if words[0] == "replay" and "--shrink" not in given:
+            words.append("--shrink")
+    return words + [word for name, value in more.items() if name not in given
+                    for word in (name, value)]  # fmt: skip
+
+
+print(shlex.join(words_of(os.environ["LOCKSTEP_RUN"], sys.argv[1])))
