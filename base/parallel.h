@@ -26,8 +26,8 @@ void for_each_in_parallel(std::int64_t count, int jobs,
 // (1) Member 0 is the calling thread. Every other member is always the same thread, so thread-local
 //     state persists.
 // (2) No member works outside of run(), and none works twice in one call.
-// (3) run() waits only for members that have begun. On a busy machine the caller works alone, at the
-//     speed of one thread, instead of waiting for threads that have no processor.
+// (3) run() waits only for members that have begun. On a busy machine the caller works alone, at
+//     the speed of one thread, instead of waiting for threads that have no processor.
 // (4) What a member throws reaches the caller after all members have returned. A failed check in a
 //     member does what it does in the caller's thread (ChecksThrow).
 class ThreadTeam {

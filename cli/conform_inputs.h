@@ -24,8 +24,8 @@ struct ConformInputs {
 };
 
 // Searches folders recursively. A file that is named and is not a recording is refused; one of
-// another format inside a folder is only counted. Errors: only folders are named, and they contain no recording.
-// REQUIRES: at least one path.
+// another format inside a folder is only counted. Errors: only folders are named, and they contain
+// no recording. REQUIRES: at least one path.
 Result<ConformInputs> find_conform_inputs(const std::vector<std::string>& paths);
 
 // Returns the refused files for a summary on the terminal, one line each, at most 20; empty: none.

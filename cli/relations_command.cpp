@@ -180,9 +180,8 @@ Result<std::int64_t> hold_all(const RelationsOptions& options, const Deciding& d
 bool has_compared(const Held& held) { return held.answered + held.compared + held.pages > 0; }
 
 std::string why_not_compared(const Held& held) {
-  return held.applied == 0
-             ? "applied to no case"
-             : fmt::format("compared nothing in {}", counted(held.applied, "case"));
+  return held.applied == 0 ? "applied to no case"
+                           : fmt::format("compared nothing in {}", counted(held.applied, "case"));
 }
 
 // A relation that has compared nothing has shown nothing.
@@ -217,11 +216,12 @@ std::string json_of(const std::vector<Held>& all) {
   nlohmann::ordered_json json;
   json["relations"] = nlohmann::ordered_json::array();
   for (const Held& held : all) {
-    nlohmann::ordered_json entry = {{"name", held.relation.name},   {"says", held.relation.says},
-                                    {"cases", held.applied},        {"places", held.compared},
-                                    {"page_steps", held.pages},     {"refused", held.refused},
-                                    {"known_findings", held.known}, {"compared", has_compared(held)},
-                                    {"holds", held.breach.empty()}};
+    nlohmann::ordered_json entry = {
+        {"name", held.relation.name},   {"says", held.relation.says},
+        {"cases", held.applied},        {"places", held.compared},
+        {"page_steps", held.pages},     {"refused", held.refused},
+        {"known_findings", held.known}, {"compared", has_compared(held)},
+        {"holds", held.breach.empty()}};
     if (!held.breach.empty()) {
       entry["seed"] = held.seed;
       entry["what"] = held.breach;

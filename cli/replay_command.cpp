@@ -37,9 +37,6 @@
 namespace lockstep {
 namespace {
 
-// Requests in the text of a deadlock; the JSON has all that the summary keeps.
-constexpr std::size_t kStuckShown = 5;
-
 // Returns the output path of one data parallel rank: "out.dp1.json" for "out.json". With one
 // engine, for a device and for "-", the path itself.
 std::string path_of_rank(const std::string& path, std::size_t dp_rank, std::size_t dp_size) {
@@ -126,111 +123,10 @@ Result<RunReport> run_with_progress(const ReplayOptions& options, OpenReplay& pr
   return report;
 }
 
-// A run that parts from its recording has not failed; the difference is reported as text.
-bool passes(Verdict verdict) {
-  return verdict == Verdict::agreed || verdict == Verdict::done ||
-         verdict == Verdict::interrupted || verdict == Verdict::parted;
-}
-
 int exit_code_of(Verdict verdict) {
   if (passes(verdict)) return kExitAgreed;
   if (verdict == Verdict::liveness) return kExitStuck;
   return verdict == Verdict::harness ? kExitRefused : kExitDisagreed;
-}
-
-// Returns the verdict of a recording on whose inputs the model decided. What ran on the backend are
-// the model's decisions, not the recorded ones.
-std::string recording_text(const RunSummary& summary, const RecordingCheck& recorded) {
-  const bool agrees = summary.verdict == Verdict::agreed;
-  const std::string run = summary.backend == "none" ? "the model's decisions ran without a backend"
-                                                    : "the model's decisions agree on the backend";
-  return fmt::format("Verdict: {}{}; {}.\n{}", agrees ? "agreed: " : "", run, summary_of(recorded),
-                     details_of(recorded));
-}
-
-// Verdicts in addition to that of the run.
-struct OtherVerdicts {
-  std::optional<RecordingCheck> recorded;  // of a recording on whose inputs the model decides
-  std::unique_ptr<RecordingAudit> audit;   // of a recording that is followed
-  std::span<const std::unique_ptr<RunAudit>> engines;  // of engines that decide
-  std::optional<Failure> judged;                       // of a saved case that says what failed it
-
-  // Why decisions that are not the model's were not audited; empty: they were. Null: the model
-  // decided.
-  const std::string* not_audited() const {
-    if (audit != nullptr) return &audit->not_audited();
-    return engines.empty() ? nullptr : &engines.front()->not_audited();
-  }
-  // True if a run compared something: pages, decisions by their audit, or a recording.
-  bool has_compared(const RunSummary& summary) const {
-    const std::string* reason = not_audited();
-    return summary.request_steps > 0 &&
-           (summary.backend != "none" || (reason != nullptr && reason->empty()) || recorded);
-  }
-};
-
-// The verdict of decisions that are not the model's: those of a recording, or another engine's.
-std::string audited_text(const RunSummary& summary, std::string_view decisions,
-                         const std::string& not_audited) {
-  return fmt::format(
-      "Verdict: {}. The {} decisions {}; {}.\n", name_of(summary.verdict), decisions,
-      summary.backend != "none" ? "compared equal in every step"
-                                : "ran without a backend, so no page was compared",
-      not_audited.empty() ? "their audit has no finding" : "they were not audited: " + not_audited);
-}
-
-std::string violation_text(const RunSummary& summary) {
-  const CheckFailure& found = *summary.violation;
-  return fmt::format("Verdict: {}{}{}\n  {}\n", found.check,
-                     found.step < 0 ? "" : fmt::format(" in step {}", found.step),
-                     found.request.empty() ? "" : ", request " + found.request, found.what);
-}
-
-std::string verdict_text(const RunSummary& summary, const OtherVerdicts& others) {
-  switch (summary.verdict) {
-    case Verdict::interrupted:
-      return fmt::format("Verdict: none. Interrupted after {}{}.\n", counted(summary.steps, "step"),
-                         others.has_compared(summary) ? ", which compared equal" : "");
-    case Verdict::agreed:
-    case Verdict::done:
-    case Verdict::parted:
-    case Verdict::audit:
-    case Verdict::violation:
-      if (summary.violation) return violation_text(summary);
-      if (summary.request_steps == 0)
-        return "Verdict: done. No request ran, so nothing was compared.\n";
-      if (const std::string* reason = others.not_audited())
-        return audited_text(summary, others.audit != nullptr ? "recorded" : "engine's", *reason);
-      if (others.recorded) return recording_text(summary, *others.recorded);
-      return summary.verdict == Verdict::done
-                 ? "Verdict: done. Nothing was compared (--backend none).\n"
-                 : "Verdict: agreed. Every step compared equal.\n";
-    case Verdict::divergence:
-      return "Verdict: DIVERGENCE\n" + to_text(*summary.divergence);
-    case Verdict::engine_failure:
-      return fmt::format("Verdict: THE ENGINE FAILED in step {} (engine.{})\n  {}\n{}",
-                         summary.steps, summary.engine_failure->kind, summary.engine_failure->what,
-                         summary.engine_failure->trace);
-    case Verdict::harness:
-      return fmt::format("Verdict: LOCKSTEP FAILED; the engine was not checked.\n  {}\n{}",
-                         summary.engine_failure->what, summary.engine_failure->trace);
-    case Verdict::mismatch:
-      return fmt::format("Verdict: THE ENGINE DECIDES DIFFERENTLY in step {} ({})\n  {}\n",
-                         summary.mismatch->step, summary.mismatch->check, summary.mismatch->what);
-    case Verdict::liveness:
-      break;
-  }
-  std::string text = fmt::format(
-      "Verdict: STUCK. {} forever and nothing runs.\n",
-      counted(summary.stuck_total, "request") + (summary.stuck_total == 1 ? " waits" : " wait"));
-  if (!summary.wait_cycle.empty()) text += fmt::format("  Cycle: {}.\n", summary.wait_cycle);
-  const std::size_t shown = std::min(summary.stuck.size(), kStuckShown);
-  for (std::size_t i = 0; i < shown; ++i) {
-    text += fmt::format("  {}: {}\n", summary.stuck[i].name, summary.stuck[i].why);
-  }
-  const std::int64_t more = summary.stuck_total - static_cast<std::int64_t>(shown);
-  if (more > 0) text += fmt::format("  ... and {} more\n", with_commas(more));
-  return text;
 }
 
 // Returns the command that repeats the run, without options about its outputs.
@@ -625,11 +521,10 @@ Result<int> replay(ReplayOptions& options, CommandReport& out) {
       leave_result(options, prepared, report, folder ? &*folder : nullptr, others, failure, out);
   if (left && !options.facts_path.empty())
     left = facts.write(*prepared.recording, options.facts_path, worker_of(judging).value());
-  fmt::print("\n{}{}{}", verdict_text(summary, others), totals_text(prepared, missed),
-             finding_text(failure));
   const std::string reproduction =
       stop_requested() ? "" : reproduction_text(prepared.expected, failure);
-  fmt::print("{}", reproduction);
+  fmt::print("\n{}{}{}{}", verdict_text(summary, others), totals_text(prepared, missed),
+             finding_text(failure), reproduction);
   const auto again = leave_case(options, prepared, report, judging, out);
   const bool is_as_expected = !prepared.expected || is_reproduced(*prepared.expected, failure);
   out.add(item_of(options, summary, others, missed, is_as_expected ? "" : reproduction,

@@ -407,4 +407,90 @@ std::string summary_json(const ReplayOptions& options, const OpenReplay& prepare
   return json_text(json);
 }
 
+bool passes(Verdict verdict) {
+  return verdict == Verdict::agreed || verdict == Verdict::done ||
+         verdict == Verdict::interrupted || verdict == Verdict::parted;
+}
+
+namespace {
+
+// Requests in the text of a deadlock; the JSON has all that the summary keeps.
+constexpr std::size_t kStuckShown = 5;
+
+// Returns the verdict of a recording on whose inputs the model decided. What ran on the backend are
+// the model's decisions, not the recorded ones.
+std::string recording_text(const RunSummary& summary, const RecordingCheck& recorded) {
+  const bool agrees = summary.verdict == Verdict::agreed;
+  const std::string run = summary.backend == "none" ? "the model's decisions ran without a backend"
+                                                    : "the model's decisions agree on the backend";
+  return fmt::format("Verdict: {}{}; {}.\n{}", agrees ? "agreed: " : "", run, summary_of(recorded),
+                     details_of(recorded));
+}
+
+// The verdict of decisions that are not the model's: those of a recording, or another engine's.
+std::string audited_text(const RunSummary& summary, std::string_view decisions,
+                         const std::string& not_audited) {
+  return fmt::format(
+      "Verdict: {}. The {} decisions {}; {}.\n", name_of(summary.verdict), decisions,
+      summary.backend != "none" ? "compared equal in every step"
+                                : "ran without a backend, so no page was compared",
+      not_audited.empty() ? "their audit has no finding" : "they were not audited: " + not_audited);
+}
+
+std::string violation_text(const RunSummary& summary) {
+  const CheckFailure& found = *summary.violation;
+  return fmt::format("Verdict: {}{}{}\n  {}\n", found.check,
+                     found.step < 0 ? "" : fmt::format(" in step {}", found.step),
+                     found.request.empty() ? "" : ", request " + found.request, found.what);
+}
+
+}  // namespace
+
+std::string verdict_text(const RunSummary& summary, const OtherVerdicts& others) {
+  switch (summary.verdict) {
+    case Verdict::interrupted:
+      return fmt::format("Verdict: none. Interrupted after {}{}.\n", counted(summary.steps, "step"),
+                         others.has_compared(summary) ? ", which compared equal" : "");
+    case Verdict::agreed:
+    case Verdict::done:
+    case Verdict::parted:
+    case Verdict::audit:
+    case Verdict::violation:
+      if (summary.violation) return violation_text(summary);
+      if (summary.request_steps == 0)
+        return "Verdict: done. No request ran, so nothing was compared.\n";
+      if (const std::string* reason = others.not_audited())
+        return audited_text(summary, others.audit != nullptr ? "recorded" : "engine's", *reason);
+      if (others.recorded) return recording_text(summary, *others.recorded);
+      return summary.verdict == Verdict::done
+                 ? "Verdict: done. Nothing was compared (--backend none).\n"
+                 : "Verdict: agreed. Every step compared equal.\n";
+    case Verdict::divergence:
+      return "Verdict: DIVERGENCE\n" + to_text(*summary.divergence);
+    case Verdict::engine_failure:
+      return fmt::format("Verdict: THE ENGINE FAILED in step {} (engine.{})\n  {}\n{}",
+                         summary.steps, summary.engine_failure->kind, summary.engine_failure->what,
+                         summary.engine_failure->trace);
+    case Verdict::harness:
+      return fmt::format("Verdict: LOCKSTEP FAILED; the engine was not checked.\n  {}\n{}",
+                         summary.engine_failure->what, summary.engine_failure->trace);
+    case Verdict::mismatch:
+      return fmt::format("Verdict: THE ENGINE DECIDES DIFFERENTLY in step {} ({})\n  {}\n",
+                         summary.mismatch->step, summary.mismatch->check, summary.mismatch->what);
+    case Verdict::liveness:
+      break;
+  }
+  std::string text = fmt::format(
+      "Verdict: STUCK. {} forever and nothing runs.\n",
+      counted(summary.stuck_total, "request") + (summary.stuck_total == 1 ? " waits" : " wait"));
+  if (!summary.wait_cycle.empty()) text += fmt::format("  Cycle: {}.\n", summary.wait_cycle);
+  const std::size_t shown = std::min(summary.stuck.size(), kStuckShown);
+  for (std::size_t i = 0; i < shown; ++i) {
+    text += fmt::format("  {}: {}\n", summary.stuck[i].name, summary.stuck[i].why);
+  }
+  const std::int64_t more = summary.stuck_total - static_cast<std::int64_t>(shown);
+  if (more > 0) text += fmt::format("  ... and {} more\n", with_commas(more));
+  return text;
+}
+
 }  // namespace lockstep

@@ -1,16 +1,18 @@
-// Describes a replay for a person and as JSON: its configuration before the run, its figures after
-// it, and the files of hidden states.
+// Describes a replay for a person and as JSON: its configuration before the run, its figures and
+// its verdict after it, and the files of hidden states.
 //
 // Every figure comes from RunSummary; nothing is counted here except files and bytes written.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
 
 #include "base/result.h"
 #include "cli/options/replay_options.h"
+#include "properties/judge/failure.h"
 #include "properties/judge/recording_check.h"
 #include "sim/hidden_states/hidden_states.h"
 #include "sim/session/session.h"
@@ -71,5 +73,32 @@ std::string missed_totals(const OpenReplay& prepared, const RunSummary& summary)
 std::string summary_json(const ReplayOptions& options, const OpenReplay& prepared,
                          const RunSummary& summary, const HiddenStateFolder* folder,
                          const std::optional<RecordingCheck>& recorded, int finding);
+
+// Verdicts in addition to that of the run.
+struct OtherVerdicts {
+  std::optional<RecordingCheck> recorded;  // of a recording on whose inputs the model decides
+  std::unique_ptr<RecordingAudit> audit;   // of a recording that is followed
+  std::span<const std::unique_ptr<RunAudit>> engines;  // of engines that decide
+  std::optional<Failure> judged;                       // of a saved case that says what failed it
+
+  // Why decisions that are not the model's were not audited; empty: they were. Null: the model
+  // decided.
+  const std::string* not_audited() const {
+    if (audit != nullptr) return &audit->not_audited();
+    return engines.empty() ? nullptr : &engines.front()->not_audited();
+  }
+  // True if a run compared something: pages, decisions by their audit, or a recording.
+  bool has_compared(const RunSummary& summary) const {
+    const std::string* reason = not_audited();
+    return summary.request_steps > 0 &&
+           (summary.backend != "none" || (reason != nullptr && reason->empty()) || recorded);
+  }
+};
+
+// A run that parts from its recording has not failed; the difference is reported as text.
+bool passes(Verdict verdict);
+
+// Returns the verdict as text, with its newline.
+std::string verdict_text(const RunSummary& summary, const OtherVerdicts& others);
 
 }  // namespace lockstep

@@ -180,8 +180,7 @@ SavedCase with_the_rule_repaired(const SavedCase& saved) {
   return repaired;
 }
 
-// Returns the case with a larger pool and the same plan. More blocks repair findings about plans
-// that are too small.
+// Returns the case with a larger pool: the repair of findings about plans that are too small.
 SavedCase with_more_blocks(const SavedCase& saved, std::int64_t num_blocks) {
   SavedCase larger = saved;
   LS_CHECK(set_num_blocks(larger, saved.cache.num_blocks + num_blocks), "a plan of broken pages");
@@ -190,14 +189,13 @@ SavedCase with_more_blocks(const SavedCase& saved, std::int64_t num_blocks) {
 
 // Adds what a step in flight keeps per state group: a state, and the checkpoints of its chunk.
 SavedCase with_states_in_flight_planned(const SavedCase& saved) {
-  std::int64_t num_blocks = 0;
+  std::int64_t num_blocks = count_groups(saved, is_state_kind);
   for (const KVCacheGroupSpec& group : saved.cache.groups)
-    if (is_state_kind(group.spec.kind)) num_blocks += 1 + group.spec.num_prefill_checkpoint_blocks;
+    num_blocks += group.spec.num_prefill_checkpoint_blocks;
   return with_more_blocks(saved, num_blocks);
 }
 
-// Adds the blocks of the draft slots in each window. The slots may start inside a block, hence one
-// more per window: 3 drafts in blocks of 4 need up to 2.
+// Adds the blocks of the draft slots in each window. Slots may start inside a block: hence 1 more.
 SavedCase with_lookahead_planned(const SavedCase& saved) {
   std::int64_t num_blocks = 0;
   for (const KVCacheGroupSpec& group : saved.cache.groups)
@@ -218,8 +216,7 @@ SavedCase with_prefills_cut(const SavedCase& saved) {
   return cut;
 }
 
-// Makes prompts of one token two tokens long. Other prompts stay as they are, so the schedule
-// changes as little as possible.
+// Makes prompts of one token two tokens long; the schedule changes as little as possible.
 SavedCase with_prompts_of_two_tokens(const SavedCase& saved) {
   SavedCase longer = saved;
   for (RequestSpec* request : requests_of(longer))

@@ -5,8 +5,8 @@
 // |q|, |k|, |v| <= 1:
 //   a score q.k / sqrt(d) of d products is off by at most (d + 2) * sqrt(d) * u,
 //   a weight exp(s - max) therefore by a factor 1 +- (2 * score error + 4u),
-//   the two sums over n positions by n * u each, and their quotient by 2u (a kernel sums in tiles of
-//   at least 32, whose own errors and rescaling, 4u each, stay below that),
+//   the two sums over n positions by n * u each, and their quotient by 2u (a kernel sums in tiles
+//   of at least 32, whose own errors and rescaling, 4u each, stay below that),
 // so an output, a mean of numbers within +-1, is off by at most twice the sum of these.
 //
 // Real numbers are attended to by another kernel. It sums in tiles of 32 keys, within splits of at
@@ -47,8 +47,8 @@ class DecodedRows {
   // Rows of a cache of `num_rows` rows. Those of a large cache evict each other before they are
   // read again, and are not kept.
   explicit DecodedRows(std::int64_t num_rows) : keeps_rows_(num_rows <= 8 * kSlots) {}
-  // Returns the row of the layer as attention reads it: quantized and read back. It is in `room`, or
-  // kept until the next call.
+  // Returns the row of the layer as attention reads it: quantized and read back. It is in `room`,
+  // or kept until the next call.
   std::span<const double> read(std::uint64_t key, const ModelLayer& layer, std::span<double> room);
 
  private:

@@ -161,8 +161,8 @@ Checked RankRun::run_step(const SchedulerOutput& decision, const ModelOutput& ou
   LS_RETURN_UNLESS_FINE(check_hits(decision));
   LS_RETURN_UNLESS_FINE(drafts_.apply(program_, requests));
   planner_.plan(program_, requests, [&](std::size_t i) { return builder_.is_void(i); });
-  // In a team, member 0 executes while the others compute expectations, and then helps them. Neither
-  // side writes what the other reads.
+  // In a team, member 0 executes while the others compute expectations, and then helps them.
+  // Neither side writes what the other reads.
   next_piece_ = 0;
   if (team_.size() == 1) expect(0);
   summary_.seconds.program += watch.lap();

@@ -213,8 +213,7 @@ TEST(Audit, OfManyFilesJudgesAllThatItCan) {
 TEST(Audit, RefusesADamagedRecordingOfAFolderAndNamesOtherFiles) {
   const std::string folder = fresh_path("folder");
   std::filesystem::create_directory(folder);
-  const std::string whole =
-      read_text(sample_path("recordings/vllm-0.33.0/mamba_none/0022.jsonl"));
+  const std::string whole = read_text(sample_path("recordings/vllm-0.33.0/mamba_none/0022.jsonl"));
   write_text(folder + "/whole.jsonl", whole);
   write_text(folder + "/notes.txt", "notes");
   const Outcome sound = run_lockstep({"audit", folder});

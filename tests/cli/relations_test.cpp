@@ -43,8 +43,8 @@ TEST(RelationsCommand, OneThatAppliedToNoCaseIsSaidNotToBeChecked) {
 
 TEST(RelationsCommand, OneThatComparedNothingDoesNotPass) {
   const std::string junit = temporary_path("nothing.xml");
-  const Outcome run = run_lockstep(
-      {"relations", "other layout", "--seed", "41", "--runs", "4", "--junit", junit});
+  const Outcome run =
+      run_lockstep({"relations", "other layout", "--seed", "41", "--runs", "4", "--junit", junit});
   EXPECT_EQ(run.status, 0) << run.err;
   EXPECT_NE(run.out.find("other layout: compared nothing in 4 cases"), std::string::npos)
       << run.out;
