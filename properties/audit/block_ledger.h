@@ -108,6 +108,7 @@ class BlockLedger : Ledger {
   std::string lost_text(const Leak& leak) const;
   void check_common_prefix(const RecordedStep& step);
   void check_planned(const RecordedStep& step);
+  void check_states(const AuditRow& row, std::size_t group) const;
   void check_tables(const RecordedStep& step);
 
   bool draft_slots_at_once_;     // also of a new request

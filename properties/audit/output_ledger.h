@@ -80,7 +80,7 @@ class OutputLedger : Ledger {
   void report_unheard(std::int64_t last);
   // At the end of a recording.
   void end();
-  bool shows_queues() const { return shows_queues_ || unqueued_.empty(); }
+  bool shows_queues() const { return !has_unlisted_ && (shows_queues_ || unqueued_.empty()); }
 
  private:
   struct Unheard {
@@ -94,12 +94,12 @@ class OutputLedger : Ledger {
                   AuditRequest& request);
 
   BlockLedger& blocks_;
-  bool checks_ends_;       // the recording names every request that ends, to client and worker
-  bool lists_all_queues_;  // connectors have further queues, a live check leaves out waiting ones
+  bool is_live_check_;  // which leaves out waiting requests
   PerRequest<Ends> ends_;
   std::set<std::string> expected_ends_;  // of requests whose name another request has
   std::vector<Unheard> unheard_;
   bool shows_queues_;                             // a queue had a request
+  bool has_unlisted_ = false;                     // a connector's queue is in no list
   bool has_scheduled_ = false;                    // a request
   std::map<std::string, AuditFinding> unqueued_;  // by cause, until a queue has a request
 };
