@@ -80,6 +80,7 @@ struct AuditRequest {
   std::int32_t num_prompt = 0;
   std::int32_t computed = 0;      // tokens that stand after the last step that scheduled it
   std::int32_t scheduled_to = 0;  // end of that step's tokens, rejected drafts included
+  std::int32_t counted_to = 0;    // ... less those whose output the engine has received
   std::int64_t preempted_in = -1;
   std::int64_t void_step = -1;  // last step that computed tokens after a lost block
   Transfer transfer = Transfer::none;

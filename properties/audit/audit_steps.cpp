@@ -253,10 +253,10 @@ std::optional<AuditRow> AuditSteps::make_row(const RecordedStep& step,
   // The engine counts drafts in flight as computed; the worker starts after the accepted ones. A
   // count beyond the previous row skips tokens.
   if (core_.setup.has_drafts_in_flight() && !scheduled.is_new &&
-      (row.first <= request.scheduled_to || request.is_unpredictable))
+      (row.first <= outputs_.take_count(request) || request.is_unpredictable))
     row.first = std::min(row.first, request.computed);
   row.last = row.first + scheduled.tokens;
-  row.counted_to = scheduled.computed + scheduled.tokens;
+  row.counted_to = request.counted_to = scheduled.computed + scheduled.tokens;
   row.num_spec = static_cast<std::int32_t>(scheduled.spec.size());
   row.spec = scheduled.spec;
   row.sampled = sampled_of(step, scheduled.id);
@@ -295,6 +295,7 @@ void AuditSteps::fill_table(const RecordedStep& step, const RecordedScheduled& s
   if (scheduled.is_new) {
     const bool is_session_again = std::exchange(request.is_between_chunks, false);
     request.computed = scheduled.computed;
+    outputs_.ends_of(request).rejected_in.clear();
     blocks_.restart(request, scheduled.computed, is_session_again);
     if (states_) states_->begin(request);
     const std::int32_t num_replayed =

@@ -209,6 +209,8 @@ void OutputLedger::accept(const RecordedStep& step, const AuditRow& row) {
                                 : 0;
   request.computed = row.last - num_rejected;
   request.scheduled_to = row.counted_to;
+  if (num_rejected > 0 && setup_.has_drafts_in_flight())
+    ends.rejected_in.emplace_back(step.step, num_rejected);
   blocks_.note_computed(request);
   if (tokens.empty() && row.last >= std::ssize(request.tokens)) ends.unheard_step = step.step;
   std::erase_if(ends.sampled_in, [&](const auto& s) { return s.first <= core_.last_output; });
@@ -220,6 +222,16 @@ void OutputLedger::accept(const RecordedStep& step, const AuditRow& row) {
   if (ends.stopped_since >= 0 || ends.has_min_tokens) return;
   for (const std::int32_t token : tokens)
     if (ends.is_ended_by(token)) ends.stopped_since = step.step;
+}
+
+// The end of its last row, less the drafts that the received outputs rejected.
+std::int32_t OutputLedger::take_count(AuditRequest& request) {
+  std::erase_if(ends_[request].rejected_in, [&](const auto& rejected) {
+    const bool is_received = rejected.first <= core_.last_output;
+    if (is_received) request.counted_to -= rejected.second;
+    return is_received;
+  });
+  return request.counted_to;
 }
 
 // A request is scheduled though the output that ended it was received.

@@ -339,6 +339,22 @@ TEST(Audit, ACountThatSkipsTokensIsFoundWithDraftsInFlight) {
   EXPECT_TRUE(audit(recording).empty());
   ++recording.steps[1].scheduled[0].computed;
   expect_one(recording, 1, "a", "tokens [7, 8) are scheduled, but only 7 are known");
+
+  // A rejected draft counts until its output is received.
+  recording.steps[1].scheduled = {scheduled_row("a", 6, 2)};
+  recording.steps[1].scheduled[0].spec = {-1};
+  recording.steps[1].sampled = {{"a", {23}}};
+  recording.steps[2] = recording.steps[1];
+  RecordedStep& last = recording.steps[2];
+  last.step = 2;
+  last.scheduled = {scheduled_row("a", 8, 1)};
+  last.output_of_step = 1;
+  EXPECT_TRUE(audit(recording).empty());
+  recording.steps[1].output_of_step = 1;
+  last.output_of_step = 2;
+  expect_one(recording, 2, "a", "tokens [8, 9) are scheduled, but only 8 are known");
+  last.scheduled[0].computed = 7;
+  EXPECT_TRUE(audit(recording).empty());
 }
 
 TEST(Audit, ARequestThatGoesOnBehindItsEndIsFound) {
