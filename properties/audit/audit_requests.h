@@ -80,10 +80,12 @@ struct AuditRequest {
   std::int32_t num_prompt = 0;
   std::int32_t computed = 0;      // tokens that stand after the last step that scheduled it
   std::int32_t scheduled_to = 0;  // end of that step's tokens, rejected drafts included
+  std::int32_t counted_to = 0;    // ... less those whose output the engine has received
   std::int64_t preempted_in = -1;
   std::int64_t void_step = -1;  // last step that computed tokens after a lost block
   Transfer transfer = Transfer::none;
   bool running = false;
+  bool is_reset = false;   // a reset has preempted it, and no step has reported that
   bool has_ended = false;  // by its last output or its client; the worker may not know yet
   bool has_left = false;
   bool is_sent = false;  // its blocks stay until they are sent
@@ -115,10 +117,12 @@ struct AuditRow {
   std::int32_t last = 0;
   std::int32_t counted_to = 0;  // by the engine: rejected drafts in flight count
   std::int32_t num_spec = 0;
+  std::span<const std::int32_t> spec;     // -1: a draft that only the worker has
   std::span<const std::int32_t> sampled;  // what the model returned for it
   std::vector<std::uint64_t> contents;    // of [first, last), drafts included
   bool is_void = false;                   // computed from a block that a load did not fill
   std::int32_t num_hit = 0;               // tokens before `first`, of a new request
+  std::int32_t num_local_hit = 0;         // of these, from the prefix cache in this step
   // Drafts whose state is kept until the next step accepts or rejects them. The first chunk of a
   // prompt keeps none: its padding goes into the state.
   std::int32_t num_undone() const { return first == 0 ? 0 : num_spec; }

@@ -13,31 +13,22 @@ std::span<const std::int32_t> sampled_of(const RecordedStep& step, const std::st
   return found->tokens;
 }
 
-template <typename Optional>
-static auto* pointer_to(Optional& ledger) {
-  return ledger ? &*ledger : nullptr;
-}
-
 AuditSteps::AuditSteps(const RecordingHeader& header, AuditScope scope, AuditedRules rules)
     : core_(header, scope, rules),
-      hits_(core_.setup.has_connector ? std::nullopt : std::make_optional<HitLedger>(core_)),
+      hits_(core_),
+      counted_hits_(core_.setup.has_connector ? nullptr : &hits_),
       blocks_(core_, header),
-      tokens_(core_, blocks_, pointer_to(hits_)),
+      tokens_(core_, blocks_, counted_hits_),
       transfers_(core_, blocks_, tokens_),
       outputs_(core_, blocks_, header),
       drafts_(core_, tokens_, header),
       sessions_(core_, outputs_, drafts_),
       inputs_(core_, outputs_, header) {
-  if (has_states(header)) states_.emplace(core_, tokens_, pointer_to(hits_));
+  if (has_states(header)) states_.emplace(core_, tokens_, counted_hits_);
   if (header.has_cache_events && core_.setup.checks_rules()) events_.emplace(core_);
   if (header.worker_facts) facts_.emplace(core_, blocks_);
   if (rules == AuditedRules::all && core_.setup.checks_rules())
     policy_.emplace(core_, transfers_, header);
-}
-
-const HitTotals& AuditSteps::hits() const {
-  static const HitTotals kNone;
-  return hits_ ? hits_->totals() : kNone;
 }
 
 std::vector<std::string> AuditSteps::not_checked() const {
@@ -65,8 +56,7 @@ void AuditSteps::step(const RecordedStep& step) {
   for (const RecordedScheduled& scheduled : step.scheduled)
     if (auto row = make_row(step, scheduled)) rows.push_back(std::move(*row));
   for (const KVCacheBlockCopy& copy : step.copies) core_.pool.copy(copy.from, copy.to);
-  if (hits_)
-    for (const AuditRow& row : rows) hits_->check_allowed(row);
+  for (const AuditRow& row : rows) hits_.check_allowed(row);
   transfers_.step(step);
   if (policy_) policy_->check_adapters(step);
   const std::int64_t num_encoded = inputs_.run_encoder(step);
@@ -106,7 +96,7 @@ void AuditSteps::end(const RecordingEnd& end) {
                           fmt::format("the run ended after the last step by {}: {}",
                                       end.failed_check, end.failed_what));
   if (policy_ && !end.is_cut_off) policy_->end();
-  if (policy_ && hits_) hits_->end();
+  if (policy_ && counted_hits_ != nullptr) hits_.end();
 }
 
 void AuditSteps::take_events(const RecordedStep& step, const std::vector<RecordedEvent>& events) {
@@ -120,7 +110,7 @@ void AuditSteps::take_event(const RecordedStep& step, const RecordedEvent& event
   if (policy_) policy_->begin(event);
   if (event.kind == Kind::output) core_.last_output = event.output_of_step;
   if (event.resets_running) reset_running();
-  if (hits_) hits_->begin(event, first_step);
+  hits_.begin(event, first_step);
   inputs_.begin(event);
   if (event.kind == Kind::chunk || event.kind == Kind::close) sessions_.begin(event);
   AuditRequest* const same =
@@ -152,7 +142,7 @@ void AuditSteps::add(const RecordedEvent& event, std::int64_t first_step) {
   drafts_.begin(request);
   sessions_.begin(request, event);
   inputs_.begin(request, event.needs_grammar);
-  if (hits_) hits_->begin(request, !event.request.skip_reading_prefix_cache);
+  hits_.begin(request, !event.request.skip_reading_prefix_cache);
   if (states_) states_->begin(request);
   if (policy_) policy_->begin(request, event.request.priority);
   scheduled_in_.begin(request) = -1;
@@ -163,6 +153,7 @@ void AuditSteps::reset_running() {
   for (auto& [name, request] : core_.requests) {
     if (!request.running || request.has_ended) continue;
     request.running = false;
+    request.is_reset = true;
     for (auto& table : request.tables) table.clear();
     drafts_.drop(request);
     outputs_.reset(request);
@@ -172,12 +163,42 @@ void AuditSteps::reset_running() {
 void AuditSteps::preempt(const RecordedStep& step) {
   for (const std::string& name : step.preempted) {
     AuditRequest* const request = core_.requests.find(name);
+    check_preempted(name, request);
     if (request == nullptr) continue;
-    request->running = false;
+    request->running = request->is_reset = false;
     request->preempted_in = step.step;
     drafts_.drop(*request);
     for (auto& table : request->tables) table.clear();
   }
+  // Newer releases report the requests that a reset has preempted in the next step.
+  const bool reports_resets =
+      core_.setup.names_ends() &&
+      core_.setup.profile->in_flight_accounting == InFlightAccounting::tokens;
+  for (auto& [name, request] : core_.requests)
+    if (std::exchange(request.is_reset, false) && reports_resets && !request.has_ended)
+      core_.findings.report(
+          AuditRule::queues, name,
+          "was preempted by a reset, and the worker is not notified: it keeps its row", "reset");
+}
+
+void AuditSteps::check_preempted(const std::string& name, const AuditRequest* request) {
+  if (!core_.setup.names_ends()) return;
+  if (request == nullptr || request->has_left)
+    core_.findings.report(AuditRule::queues, name,
+                          "is preempted, and no live request has this name", "unknown");
+  else if (!request->running && !request->is_reset)
+    core_.findings.report(AuditRule::queues, name, "is preempted, and does not run", "preempted");
+}
+
+// Of several outputs after one step, one may be received before the client disconnects.
+void AuditSteps::check_stopped_once(const RecordedStep& step, const std::string& name,
+                                    const AuditRequest* request) {
+  const bool is_sure =
+      std::ranges::count(step.during, RecordedEvent::Kind::output, &RecordedEvent::kind) == 0;
+  if (core_.setup.names_ends() && is_sure &&
+      (request == nullptr || request->has_ended || request->has_left))
+    core_.findings.report(AuditRule::queues, name, "is ended by an output, and had ended before",
+                          "stopped");
 }
 
 // A request is new to the worker in its first row, when it is resumed after a preemption or a
@@ -211,6 +232,9 @@ std::optional<AuditRow> AuditSteps::make_row(const RecordedStep& step,
     return {};
   }
   AuditRequest& request = *live;
+  if (core_.setup.names_ends() && request.has_ended)
+    findings.report(AuditRule::scheduled_tokens, request.name,
+                    "is scheduled, and an output or its client has ended it", "ended");
   const std::int64_t scheduled_before = std::exchange(scheduled_in_[request], step.step);
   if (scheduled_before == step.step) {
     findings.report(AuditRule::scheduled_tokens, request.name, "scheduled twice in one step");
@@ -226,12 +250,15 @@ std::optional<AuditRow> AuditSteps::make_row(const RecordedStep& step,
   AuditRow row;
   row.request = &request;
   row.first = scheduled.computed;
-  // The engine counts drafts in flight as computed; the worker starts after the accepted ones.
-  if (core_.setup.has_drafts_in_flight() && !scheduled.is_new)
+  // The engine counts drafts in flight as computed; the worker starts after the accepted ones. A
+  // count beyond the previous row skips tokens.
+  if (core_.setup.has_drafts_in_flight() && !scheduled.is_new &&
+      (row.first <= outputs_.take_count(request) || request.is_unpredictable))
     row.first = std::min(row.first, request.computed);
   row.last = row.first + scheduled.tokens;
-  row.counted_to = scheduled.computed + scheduled.tokens;
+  row.counted_to = request.counted_to = scheduled.computed + scheduled.tokens;
   row.num_spec = static_cast<std::int32_t>(scheduled.spec.size());
+  row.spec = scheduled.spec;
   row.sampled = sampled_of(step, scheduled.id);
   blocks_.reserve(request, row.counted_to);
   if (transfers_.is_dropped(step, scheduled, request)) return {};
@@ -252,7 +279,10 @@ std::optional<AuditRow> AuditSteps::make_row(const RecordedStep& step,
   blocks_.check_size(row);
   drafts_.step(scheduled, request);
   blocks_.check_draft_slots(scheduled, row, was_loaded);
-  if (scheduled.is_new && !is_session_again) row.num_hit = scheduled.computed;
+  if (scheduled.is_new && !is_session_again) {
+    row.num_hit = scheduled.computed;
+    if (!was_loaded) row.num_local_hit = transfers_.num_hit(step, scheduled, request);
+  }
   fill_contents(scheduled, row);
   return row;
 }
@@ -265,11 +295,12 @@ void AuditSteps::fill_table(const RecordedStep& step, const RecordedScheduled& s
   if (scheduled.is_new) {
     const bool is_session_again = std::exchange(request.is_between_chunks, false);
     request.computed = scheduled.computed;
+    outputs_.ends_of(request).rejected_in.clear();
     blocks_.restart(request, scheduled.computed, is_session_again);
     if (states_) states_->begin(request);
     const std::int32_t num_replayed =
         blocks_.first_replayed(request) > 0 ? core_.setup.num_replayed : 0;
-    if (hits_ && !is_session_again) hits_->step(request, hit + num_replayed);
+    if (counted_hits_ != nullptr && !is_session_again) hits_.step(request, hit + num_replayed);
   }
   request.transfer = Transfer::none;
   request.running = true;
@@ -339,6 +370,7 @@ void AuditSteps::take_outputs(const RecordedStep& step) {
   transfers_.end(step, last);
   for (const RecordedStopped& stopped : step.stopped) {
     AuditRequest* const request = core_.requests.find(stopped.id);
+    check_stopped_once(step, stopped.id, request);
     if (request == nullptr) continue;
     outputs_.check_stopped(stopped, *request);
     if (!sessions_.end(stopped, last, *request)) request->has_ended = true;

@@ -30,7 +30,7 @@ class AuditSteps {
   void end(const RecordingEnd& end);
   std::vector<AuditFinding> take_findings() { return core_.findings.take(); }
   std::int64_t reads_checked() const { return core_.num_reads; }
-  const HitTotals& hits() const;
+  const HitTotals& hits() const { return hits_.totals(); }
   std::vector<std::string> not_checked() const;
 
  private:
@@ -39,6 +39,10 @@ class AuditSteps {
   void add(const RecordedEvent& event, std::int64_t first_step);
   void reset_running();
   void preempt(const RecordedStep& step);
+  // Each happens once.
+  void check_preempted(const std::string& name, const AuditRequest* request);
+  void check_stopped_once(const RecordedStep& step, const std::string& name,
+                          const AuditRequest* request);
   void check_start(const RecordedScheduled& scheduled, const AuditRequest& request, bool is_first);
   std::optional<AuditRow> make_row(const RecordedStep& step, const RecordedScheduled& scheduled);
   void fill_table(const RecordedStep& step, const RecordedScheduled& scheduled,
@@ -50,7 +54,8 @@ class AuditSteps {
   void take_outputs(const RecordedStep& step);
 
   AuditCore core_;
-  std::optional<HitLedger> hits_;
+  HitLedger hits_;
+  HitLedger* counted_hits_;  // null with a connector: hits are from elsewhere too
   BlockLedger blocks_;
   TokenLedger tokens_;
   std::optional<StateLedger> states_;

@@ -177,13 +177,31 @@ void BlockLedger::check_size(const AuditRow& row) {
   const AuditRequest& request = *row.request;
   if (held_[request].starts_over) return;
   for (std::size_t g = 0; g < num_groups(); ++g) {
-    const std::int32_t needed = ceil_div32(held_[request].reserved_to, block_size(g));
     const auto num_held = std::ssize(request.tables[g]);
+    if (is_state(spec_of(g))) {
+      check_states(row, g);
+      continue;
+    }
+    const std::int32_t needed = ceil_div32(held_[request].reserved_to, block_size(g));
     if (!keeps_tokens(spec_of(g)) || num_held <= needed) continue;
     report(AuditRule::excess_blocks, request, g, row.counted_to, request.tables[g].back(),
            fmt::format("the table has {} blocks, and {} tokens with {} slots for drafts need {}",
                        num_held, row.counted_to, setup_.draft_slots, needed));
   }
+}
+
+// The row of a worker's table has space for a state per block, or for one; and for one per draft.
+void BlockLedger::check_states(const AuditRow& row, std::size_t group) const {
+  const KVCacheSpec& spec = spec_of(group);
+  const auto num_held = std::ssize(row.request->tables[group]);
+  const std::int64_t num_max = spec.num_speculative_blocks +
+                               (spec.mamba_cache_mode == MambaCacheMode::none
+                                    ? 1
+                                    : ceil_div32(setup_.config.max_model_len, block_size(group)));
+  if (num_held > num_max)
+    report(AuditRule::excess_blocks, *row.request, group, row.counted_to,
+           row.request->tables[group].back(),
+           fmt::format("the table has {} states, and a row has space for {}", num_held, num_max));
 }
 
 // `computed` already excludes tokens of lost blocks and rejected drafts, and a reset ends the run.

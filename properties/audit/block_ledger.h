@@ -11,7 +11,8 @@
 // (5) Blocks reported as common to the batch are the first ones of every running table
 //     (common_prefix).
 // (6) A table has the slots that the drafts of a step need (draft_slots) and no block more than the
-//     tokens and drafts of its request need (excess_blocks).
+//     tokens and drafts of its request need, nor a state more than a worker's row has space for
+//     (excess_blocks).
 // (7) A request holds as many recurrent states as the pool is planned for (planned_blocks).
 // (8) A running request continues after its last computed token (computed_again). The blocks that a
 //     request drops as it starts over are not reported again.
@@ -108,6 +109,7 @@ class BlockLedger : Ledger {
   std::string lost_text(const Leak& leak) const;
   void check_common_prefix(const RecordedStep& step);
   void check_planned(const RecordedStep& step);
+  void check_states(const AuditRow& row, std::size_t group) const;
   void check_tables(const RecordedStep& step);
 
   bool draft_slots_at_once_;     // also of a new request

@@ -186,15 +186,15 @@ void HitLedger::begin(const RecordedEvent& event, std::int64_t first_step) {
 
 void HitLedger::check_allowed(const AuditRow& row) const {
   const AuditRequest& request = *row.request;
-  if (row.num_hit == 0 || !setup_.checks_rules()) return;
+  if (row.num_local_hit == 0 || !setup_.checks_rules()) return;
   const bool is_on = setup_.config.enable_prefix_caching;
   if (!is_on || reads_cache_[request] == 0)
     return report(AuditRule::forbidden_hit, request.name,
-                  fmt::format("{} tokens are hit, and {}", row.num_hit,
+                  fmt::format("{} tokens are hit, and {}", row.num_local_hit,
                               is_on ? "the request has skip_reading_prefix_cache"
                                     : "prefix caching is off: enable_prefix_caching"));
   for (std::size_t g = 0; g < num_groups(); ++g) {
-    const auto num_hit = static_cast<std::size_t>(ceil_div32(row.num_hit, block_size(g)));
+    const auto num_hit = static_cast<std::size_t>(ceil_div32(row.num_local_hit, block_size(g)));
     for (std::size_t i = 0; i < std::min(num_hit, request.tables[g].size()); ++i) {
       const BlockId block = request.tables[g][i];
       if (block == kNullBlock || !pool_.belongs_to(block, static_cast<std::int32_t>(g)) ||
@@ -204,7 +204,7 @@ void HitLedger::check_allowed(const AuditRow& row) const {
                     static_cast<std::int64_t>(i) * block_size(g), block,
                     fmt::format("{} tokens are hit, and block {} is from before the reset of the "
                                 "prefix cache in step {}",
-                                row.num_hit, index_of(block), reset_in_));
+                                row.num_local_hit, index_of(block), reset_in_));
     }
   }
 }

@@ -11,7 +11,7 @@
 //     prefix cache hits nothing, and neither does any request while prefix caching is off
 //     (forbidden_hit).
 //
-// Present without a KV connector only: there, hits come from elsewhere too.
+// With a KV connector, hits are from elsewhere too: only (4) is checked, for the local ones.
 #pragma once
 
 #include <array>

@@ -92,7 +92,12 @@ void KvTransferLedger::load_states(const AuditRequest& request, std::size_t grou
 void KvTransferLedger::begin_load(const RecordedStep& step, const RecordedTable& loading) {
   AuditRequest* const request = requests_.find(loading.id);
   const RecordedConnectorAnswer* const answer = answer_of(step, loading.id);
-  if (request != nullptr && request->transfer == Transfer::loading) return;
+  if (request != nullptr && request->transfer == Transfer::loading) {
+    if (request->tables != loading.blocks)
+      report(AuditRule::transfer, loading.id,
+             "the blocks of its load in flight are not those that the load started with", "blocks");
+    return;
+  }
   if (request == nullptr || answer == nullptr || !answer->external) {
     report(AuditRule::transfer, loading.id,
            "a load is in flight that no query of the connector started");
@@ -293,6 +298,7 @@ PolicyLedger::PolicyLedger(AuditCore& core, const KvTransferLedger& transfers,
       encoder_rows_max_(header.encoder_compute_budget),
       knows_max_tokens_(is_given(header, "max_num_batched_tokens")),
       knows_max_requests_(is_given(header, "max_num_seqs")),
+      knows_max_drafts_(is_given(header, "num_spec_tokens")),
       planned_blocks_(planned_blocks_of_request(header.options.config, header.groups)),
       checks_progress_(setup_.scope == AuditScope::whole_recording && !header.connector &&
                        planned_blocks_ < header.num_blocks) {}
@@ -357,6 +363,12 @@ void PolicyLedger::check_batch(const RecordedStep& step) const {
                "{} tokens are scheduled, and a worker has space for {}: max_num_batched_tokens",
                num_tokens, setup_.config.max_num_batched_tokens),
            "too many tokens");
+  for (const RecordedScheduled& row : step.scheduled)
+    if (knows_max_drafts_ && std::ssize(row.spec) > setup_.config.num_spec_tokens)
+      report(AuditRule::limits, row.id,
+             fmt::format("{} drafts are scheduled, and the engine makes {}: num_spec_tokens",
+                         row.spec.size(), setup_.config.num_spec_tokens),
+             "too many drafts");
   const auto num_rows = std::max(std::ssize(step.scheduled), std::ssize(step.running));
   if (knows_max_requests_ && num_rows > setup_.config.max_num_seqs)
     report(AuditRule::limits, {},

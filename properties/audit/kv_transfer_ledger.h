@@ -83,8 +83,8 @@ class KvTransferLedger : Ledger {
 // checked.
 //
 // Invariants, each with the rule that it breaks:
-// (1) A step has no more tokens, requests, adapters and encoder rows than a worker has room for
-//     (limits).
+// (1) A step has no more tokens, requests, adapters, encoder rows and drafts per request than a
+//     worker has room for (limits).
 // (2) Under policy `priority`, no request is preempted while a less important one continues
 //     (victim).
 // (3) With the pool to itself, a request runs to its end: the pool was planned for it (standstill).
@@ -113,6 +113,7 @@ class PolicyLedger : Ledger {
   std::optional<std::int32_t> encoder_rows_max_;  // absent: no encoder
   bool knows_max_tokens_;
   bool knows_max_requests_;
+  bool knows_max_drafts_;
   std::int64_t planned_blocks_;  // of the longest request
   bool checks_progress_;         // only the scheduler makes a request wait, in a planned pool
   PerRequest<std::int32_t> priorities_;

@@ -15,10 +15,7 @@ bool OutputLedger::Ends::is_ended_by(std::int32_t token) const {
 OutputLedger::OutputLedger(AuditCore& core, BlockLedger& blocks, const RecordingHeader& header)
     : Ledger(core),
       blocks_(blocks),
-      checks_ends_(setup_.scope == AuditScope::whole_recording && setup_.profile != nullptr),
-      lists_all_queues_(!header.connector &&
-                        std::ranges::find(header.beyond_format, "live_check") ==
-                            header.beyond_format.end()),
+      is_live_check_(std::ranges::count(header.beyond_format, "live_check") > 0),
       shows_queues_(setup_.scope != AuditScope::whole_recording) {}
 
 void OutputLedger::begin(const AuditRequest& request, const RecordedEvent& event,
@@ -39,7 +36,7 @@ bool OutputLedger::check_end(const std::string& name) {
     report(AuditRule::queues, name, "is reported finished, and no live request has this name",
            "finished");
   if (request == nullptr || (is_of_another && !request->has_ended)) return false;
-  if (checks_ends_ && !is_of_another && !request->has_ended && !request->has_left)
+  if (setup_.names_ends() && !is_of_another && !request->has_ended && !request->has_left)
     report(AuditRule::queues, name,
            fmt::format("is reported finished after {} of its {} tokens, and neither an output nor "
                        "its client has ended it: no client is notified",
@@ -66,6 +63,8 @@ std::vector<Queued> queued_in(const RecordedStep& step) {
   for (const std::string& name : step.waiting) add(name, "waiting");
   if (step.skipped)
     for (const RecordedSkipped& skipped : *step.skipped) add(skipped.id, "skipped");
+  if (step.transfers.kv_holding)
+    for (const RecordedSkipped& held : *step.transfers.kv_holding) add(held.id, "holding");
   for (const std::string& name : step.inputs.holding) add(name, "holding");
   std::ranges::sort(queued, [](const Queued& a, const Queued& b) {
     const int order = a.name.compare(b.name);
@@ -83,6 +82,8 @@ void OutputLedger::check_known(const std::vector<std::string>& names,
       report(AuditRule::queues, name,
              fmt::format("is in the {} queue, and no live request has this name", queue),
              "unknown");
+    else if (std::ranges::count(names, name) > 1)
+      report(AuditRule::queues, name, fmt::format("is in the {} queue twice", queue), "twice");
 }
 
 void OutputLedger::report_unqueued() {
@@ -97,7 +98,13 @@ void OutputLedger::end() {
 void OutputLedger::check_queues(const RecordedStep& step) {
   check_known(step.running, "running");
   check_known(step.waiting, "waiting");
-  if (!lists_all_queues_) return;
+  for (const auto& [name, request] : requests_)
+    if (setup_.names_ends() && request.has_ended && !request.has_left)
+      report(AuditRule::queues, name, "has ended, and the worker is not notified: it keeps its row",
+             "ended");
+  const bool is_listed = !setup_.has_connector || step.skipped || step.transfers.kv_holding;
+  has_unlisted_ = has_unlisted_ || !is_listed;
+  if (is_live_check_ || !is_listed) return;
   const std::vector<Queued> queued = queued_in(step);
   shows_queues_ = shows_queues_ || !queued.empty();
   has_scheduled_ = has_scheduled_ || !step.scheduled.empty();
@@ -119,13 +126,7 @@ void OutputLedger::check_queues(const RecordedStep& step) {
   for (const auto& [name, request] : requests_) {
     while (at != queued.end() && at->name < name) ++at;
     const bool is_queued = at != queued.end() && at->name == name;
-    if (request.has_left) continue;
-    if (request.has_ended) {
-      if (checks_ends_)
-        report(AuditRule::queues, name,
-               "has ended, and the worker is not notified: it keeps its row", "ended");
-      continue;
-    }
+    if (request.has_left || request.has_ended) continue;
     if (request.running && is_queued && at->queue != nullptr)
       report(AuditRule::queues, name,
              "waits, and the worker is not notified that it was preempted: it keeps its row and "
@@ -175,6 +176,12 @@ void OutputLedger::check_sampled(const AuditRow& row) const {
   const AuditRequest& request = *row.request;
   const auto num_sampled = std::ssize(row.sampled);
   const auto known = std::ssize(request.tokens);
+  for (std::int64_t i = 0; i < std::min<std::int64_t>(num_sampled - 1, row.num_spec); ++i)
+    if (const std::int32_t draft = row.spec[i];
+        row.last == known + row.num_spec && draft >= 0 && draft != row.sampled[i])
+      return report(AuditRule::sampled, request.name,
+                    fmt::format("token {} is accepted as a draft at {}, where the row verifies {}",
+                                row.sampled[i], known + i, draft));
   if (num_sampled == 0 || num_sampled <= row.last - known + 1) return;
   report(AuditRule::sampled, request.name,
          row.last < known
@@ -202,6 +209,8 @@ void OutputLedger::accept(const RecordedStep& step, const AuditRow& row) {
                                 : 0;
   request.computed = row.last - num_rejected;
   request.scheduled_to = row.counted_to;
+  if (num_rejected > 0 && setup_.has_drafts_in_flight())
+    ends.rejected_in.emplace_back(step.step, num_rejected);
   blocks_.note_computed(request);
   if (tokens.empty() && row.last >= std::ssize(request.tokens)) ends.unheard_step = step.step;
   std::erase_if(ends.sampled_in, [&](const auto& s) { return s.first <= core_.last_output; });
@@ -213,6 +222,16 @@ void OutputLedger::accept(const RecordedStep& step, const AuditRow& row) {
   if (ends.stopped_since >= 0 || ends.has_min_tokens) return;
   for (const std::int32_t token : tokens)
     if (ends.is_ended_by(token)) ends.stopped_since = step.step;
+}
+
+// The end of its last row, less the drafts that the received outputs rejected.
+std::int32_t OutputLedger::take_count(AuditRequest& request) {
+  std::erase_if(ends_[request].rejected_in, [&](const auto& rejected) {
+    const bool is_received = rejected.first <= core_.last_output;
+    if (is_received) request.counted_to -= rejected.second;
+    return is_received;
+  });
+  return request.counted_to;
 }
 
 // A request is scheduled though the output that ended it was received.

@@ -9,8 +9,8 @@
 // (3) A row computes tokens that are known or drafted (scheduled_tokens). With an output that was
 //     not seen, the finding waits until the next output shows that it is missing.
 // (4) A live request is in one queue, and no other is in any; its preemption and its end reach the
-//     worker and the client, the end once (queues). A recording that lists no request in any queue
-//     does not list its queues.
+//     worker and the client, each once (queues). A recording that lists no request in any queue
+//     does not list its queues, nor does one of a connector without the requests that it holds.
 // (5) Outputs are received in the order of their steps, each once, and only by the request that
 //     computed them: none after its end, none that a preemption or a reset dropped, and none of
 //     its own is dropped without need (stale_output).
@@ -48,6 +48,7 @@ class OutputLedger : Ledger {
     // Steps that sampled for it, and the number of its tokens before.
     std::vector<std::pair<std::int64_t, std::size_t>> sampled_in{};
     std::vector<std::pair<std::int64_t, std::string>> void_outputs{};  // steps, and why
+    std::vector<std::pair<std::int64_t, std::int32_t>> rejected_in{};  // steps, and drafts
     bool is_ended_by(std::int32_t token) const;
   };
 
@@ -65,6 +66,8 @@ class OutputLedger : Ledger {
   bool check_end(const std::string& name);
 
   // Rules about one row.
+  // End of its last row as the engine counts when it decides the next one.
+  std::int32_t take_count(AuditRequest& request);
   void check_limit(const AuditRequest& request) const;
   void report_unknown_tokens(const AuditRow& row);
   void check_sampled(const AuditRow& row) const;
@@ -80,7 +83,7 @@ class OutputLedger : Ledger {
   void report_unheard(std::int64_t last);
   // At the end of a recording.
   void end();
-  bool shows_queues() const { return shows_queues_ || unqueued_.empty(); }
+  bool shows_queues() const { return !has_unlisted_ && (shows_queues_ || unqueued_.empty()); }
 
  private:
   struct Unheard {
@@ -94,12 +97,12 @@ class OutputLedger : Ledger {
                   AuditRequest& request);
 
   BlockLedger& blocks_;
-  bool checks_ends_;       // the recording names every request that ends, to client and worker
-  bool lists_all_queues_;  // connectors have further queues, a live check leaves out waiting ones
+  bool is_live_check_;  // which leaves out waiting requests
   PerRequest<Ends> ends_;
   std::set<std::string> expected_ends_;  // of requests whose name another request has
   std::vector<Unheard> unheard_;
   bool shows_queues_;                             // a queue had a request
+  bool has_unlisted_ = false;                     // a connector's queue is in no list
   bool has_scheduled_ = false;                    // a request
   std::map<std::string, AuditFinding> unqueued_;  // by cause, until a queue has a request
 };

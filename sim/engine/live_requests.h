@@ -39,6 +39,7 @@ struct LiveRequest {
   std::int64_t num_prompt_tokens = 0;
   std::int64_t num_output_tokens = 0;  // sampled, processed by the engine or not
   std::int32_t num_computed = 0;       // as the worker counts: without rejected drafts
+  std::int32_t counted_to = 0;         // end of its last row as the engine counts
   bool live = false;
   std::int64_t unsampled_in = -1;  // last step that sampled for it without a recorded token
 };

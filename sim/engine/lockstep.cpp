@@ -419,17 +419,17 @@ Result<void> LockstepRun::sample(const SchedulerOutput& decision) {
   LS_CHECK(output.token_ends.size() == decision.scheduled.size(), "{} rows sampled, {} scheduled",
            output.token_ends.size(), decision.scheduled.size());
   // A recording is a file and may contain anything; a trace's output comes from this program.
-  if (workload_.is_scripted() && decisions_.model() != nullptr)
-    LS_RETURN_IF_ERROR(check_output(*decisions_.model(), decision, output));
+  if (workload_.is_scripted()) LS_RETURN_IF_ERROR(check_output(decision, output));
   return {};
 }
 
 std::int32_t LockstepRun::num_computed(const ScheduledRequest& scheduled) const {
-  if (scheduled.is_new) return scheduled.computed;
+  const LiveRequest& request = requests_.at(scheduled.id);
+  if (scheduled.is_new || scheduled.computed > request.counted_to) return scheduled.computed;
   // The engine may count drafts of the step in flight that the worker has already rejected.
   // Example: 100 computed, 4 drafts and 1 token scheduled, 2 drafts accepted: the engine counts
   // 105, the worker 103.
-  return std::min(scheduled.computed, requests_.at(scheduled.id).num_computed);
+  return std::min(scheduled.computed, request.num_computed);
 }
 
 // With asynchronous scheduling, a step is decided before the drafts of the step in flight are
@@ -470,6 +470,7 @@ void LockstepRun::know_sampled(const SchedulerOutput& decision) {
     const bool verifies = scheduled.num_spec > 0 && num_sampled > 0;
     request.num_computed = num_computed(scheduled) + scheduled.num_tokens -
                            (verifies ? scheduled.num_spec + 1 - num_sampled : 0);
+    request.counted_to = scheduled.computed + scheduled.num_tokens;
     request.num_output_tokens += num_sampled;
     if (workload_.is_scripted() && rows_[i].samples && begin == end)
       request.unsampled_in = decision.step;
@@ -494,7 +495,7 @@ Result<void> LockstepRun::check_transfers_end_once(const SchedulerOutput& decisi
 }
 
 // Refuses more tokens or drafts than the step allows: at most one token and its drafts per row.
-Result<void> LockstepRun::check_output(const Scheduler& model, const SchedulerOutput& decision,
+Result<void> LockstepRun::check_output(const SchedulerOutput& decision,
                                        const ModelOutput& output) const {
   const auto size = [](const std::vector<std::uint32_t>& ends, std::size_t row) -> std::int64_t {
     return ends[row] - (row == 0 ? 0 : ends[row - 1]);
@@ -506,7 +507,8 @@ Result<void> LockstepRun::check_output(const Scheduler& model, const SchedulerOu
       return fail("step {}: {}: {} tokens of request {}; expected at most {}", decision.step, key,
                   found, requests_.at(decision.scheduled[i].id).name, most);
     };
-    LS_RETURN_IF_ERROR(check("sampled", size(output.token_ends, i), model.num_sampled_max(i)));
+    if (const Scheduler* const model = decisions_.model(); model != nullptr)
+      LS_RETURN_IF_ERROR(check("sampled", size(output.token_ends, i), model->num_sampled_max(i)));
     if (!output.draft_ends.empty())
       LS_RETURN_IF_ERROR(
           check("drafts", size(output.draft_ends, i), config_.engine.num_spec_tokens));

@@ -110,8 +110,7 @@ class LockstepRun {
   std::int32_t num_computed(const ScheduledRequest& scheduled) const;  // as the worker counts
   // Returns the decision with the worker's own counts and drafts. REQUIRES: sample() of the step.
   const SchedulerOutput& as_the_worker_counts(const SchedulerOutput& decision);
-  Result<void> check_output(const Scheduler& model, const SchedulerOutput& decision,
-                            const ModelOutput& output) const;
+  Result<void> check_output(const SchedulerOutput& decision, const ModelOutput& output) const;
   Result<void> check_transfers_end_once(const SchedulerOutput& decision) const;
   // The outputs that the engine processed in a step.
   struct OutputTaken {

@@ -186,7 +186,8 @@ TEST(Recording, AbsentAndEmptyAreKeptApart) {
 
 TEST(Recording, AReportOfAWorkerIsWrittenBackWithAllItsKeys) {
   const std::string report =
-      R"("worker":{"received":["r0","r1"],"sent":["r2"],"invalid_blocks":[3],"failed":["r1"],)"
+      R"("loading":{},"worker":{"received":["r0","r1"],"sent":["r2"],"invalid_blocks":[3],)"
+      R"("failed":["r1"],)"
       R"("jobs":[4,7],"store_events":[2],"enqueued":[[1,2]],"completed":[[0,1]]},)";
   const std::string text = changed(kRecording, R"("sampled":)", report + R"("sampled":)");
   const auto recording = read_recording(write_temporary(text));
@@ -449,6 +450,18 @@ INSTANTIATE_TEST_SUITE_P(
             "\"pause_state\"; expected one"},
         Refused{"wrong number of steps", changed(kRecording, "\"steps\":1", "\"steps\":2"),
                 "FILE:3: field `steps`: found 2; expected the integer 1"},
+        Refused{"another block size than the only group's",
+                changed(kRecording, "scheduler_block_size\":16", "scheduler_block_size\":32"),
+                "FILE:1: field `scheduler_block_size`: found 32; expected the block_size of the "
+                "only group, 16"},
+        Refused{"a load that ends and was in no list",
+                changed(kRecording, R"("sampled":)",
+                        R"("worker":{"received":["r0"],"sent":[],"invalid_blocks":[]},"sampled":)"),
+                "FILE:2: worker.received: found a load that has ended, and no step lists loads in "
+                "flight; expected `loading` in each step that has some"},
+        Refused{"a load that no request waits for", changed(kRecording, "tables", "loading"),
+                "FILE:2: loading: found a load in flight, and no step lists the requests that wait "
+                "for one; expected `skipped`"},
         Refused{"end is false", changed(kRecording, "\"end\":true", "\"end\":false"),
                 "FILE:3: field `end`: found false; expected true"}));
 

@@ -27,6 +27,21 @@ struct RecordingReader::State {
   RecordingEnd end;
   std::int64_t next_step = 0;
   bool ended = false;
+  bool has_loading = false;  // a step has listed its loads in flight
+  bool has_skipped = false;  // ... and the requests that wait for them
+  // Refuses transfers whose requests the recording does not show.
+  void check_shown(const RecordedStep& step) {
+    has_loading |= step.loading.has_value();
+    has_skipped |= step.skipped.has_value() || step.transfers.kv_holding.has_value();
+    if (!has_loading && step.worker && !step.worker->received.empty())
+      json.fail_line(lines.number(),
+                     "worker.received: found a load that has ended, and no step lists loads in "
+                     "flight; expected `loading` in each step that has some");
+    if (!has_skipped && step.loading && !step.loading->empty())
+      json.fail_line(lines.number(),
+                     "loading: found a load in flight, and no step lists the requests that wait "
+                     "for one; expected `skipped`");
+  }
   // Ends the recording after its last whole step, in a file without an end line. Returns what
   // next() returns then.
   bool cut_off() {
@@ -83,6 +98,7 @@ Result<bool> RecordingReader::next(RecordedStep& step) {
         state.json.fail_line(number + 1, "found a line after the end line; expected none");
     } else {
       step = read_recorded_step(root, state.header, state.next_step++);
+      if (state.json.ok()) state.check_shown(step);
     }
   } else if (state.json.is_cut_off()) {
     return state.cut_off();

@@ -361,6 +361,21 @@ void fields(Io& io, FieldsOf<Io, RecordedStep>& step, const RecordingHeader& hea
   output_fields(io, step, header);
 }
 
+// A single group of tokens: an entry of its tables has a block of each rank that shards it.
+void check_scheduler_block_size(JsonObject& object, const RecordingHeader& header) {
+  const EngineConfig& config = header.options.config;
+  if (header.groups.size() != 1 || is_state_kind(header.groups[0].spec.kind)) return;
+  const std::int64_t block_size = header.groups[0].spec.block_size;
+  const std::int64_t num_blocks = header.scheduler_block_size / block_size;
+  if (header.scheduler_block_size % block_size == 0 &&
+      (num_blocks == 1 || num_blocks == config.dcp || num_blocks == config.pcp ||
+       num_blocks == std::int64_t{config.dcp} * config.pcp))
+    return;
+  object.required("scheduler_block_size")
+      .refuse(fmt::format("the block_size of the only group, {}{}", block_size,
+                          config.dcp * config.pcp == 1 ? "" : ", over all ranks or one"));
+}
+
 // The header line. The version is in the first key; announcements of optional keys of steps follow
 // the block sizes.
 template <class Io>
@@ -385,6 +400,7 @@ void fields(Io& io, FieldsOf<Io, RecordingHeader>& header) {
     io.required("hash_algorithm", header.options.config.hash_algorithm,
                 form::Word<HashAlgorithm>{kAlgorithms});
   io.required("scheduler_block_size", header.scheduler_block_size, form::Between{1, kTokensMax});
+  if constexpr (Io::kReads) check_scheduler_block_size(io.object, header);
   io.required("hash_block_size", header.hash_block_size, form::Between{1, kTokensMax});
   io.optional("encoder_compute_budget", header.encoder_compute_budget, kTokens);
   io.optional("encoder_cache_size", header.encoder_cache_size, kTokens);

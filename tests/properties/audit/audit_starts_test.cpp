@@ -108,7 +108,6 @@ TEST(ForbiddenHits, ARunningRequestKeepsItsBlocksOverAReset) {
 
 TEST(ForbiddenHits, ARequestThatAResetPreemptedHitsNoneOfItsOwnBlocks) {
   Recording recording = one_that_resumes();
-  recording.steps[1].preempted.clear();
   recording.steps[1].before = {reset(true, true)};
   expect_only(recording,
               "audit.forbidden_hit step 1 request a group 0 token 0 entry 0 block 1: 8 tokens are "
@@ -118,6 +117,23 @@ TEST(ForbiddenHits, ARequestThatAResetPreemptedHitsNoneOfItsOwnBlocks) {
   row.computed = 0;
   row.tokens = 9;
   expect_clean(recording);
+}
+
+// The connector has nothing: the hit is local.
+TEST(ForbiddenHits, OfAConnectorsRequestsAreFound) {
+  Recording recording = hit_after_the_end();
+  recording.header.connector.emplace();
+  for (RecordedStep& step : recording.steps) step.skipped.emplace();
+  recording.steps[1].connector = {{{"b", 4, 0, false}}};
+  expect_clean(recording);
+  recording.steps[0].during = {reset(true)};
+  expect_only(recording,
+              std::string(kHitAfterReset) + "0; request a has had the block since step 0");
+  recording.steps[0].during.clear();
+  recording.steps[1].before[0].request.skip_reading_prefix_cache = true;
+  expect_only(recording,
+              "audit.forbidden_hit step 1 request b: 4 tokens are hit, and the request has "
+              "skip_reading_prefix_cache");
 }
 
 TEST(ForbiddenHits, ARequestThatDoesNotReadTheCacheHitsNothing) {
@@ -186,6 +202,44 @@ TEST(Queues, OnlyLiveRequestsAreInAQueueAndEndOnce) {
               "name");
 }
 
+TEST(Queues, EachEventOfARequestHappensOnce) {
+  const std::string ended = "audit.queues step 1 request b: is ended by an output, and had ended ";
+  Recording recording = hit_after_the_end();
+  recording.steps[1].stopped.push_back({"b", "length"});
+  expect_only(recording, ended + "before");
+  recording = hit_after_the_end();
+  RecordedEvent abort;
+  abort.kind = RecordedEvent::Kind::abort;
+  abort.name = "b";
+  recording.steps[1].during = {abort};
+  expect_only(recording, ended + "before");
+  // The output may be the one that arrived before the client disconnected.
+  RecordedEvent output;
+  output.kind = RecordedEvent::Kind::output;
+  recording.steps[1].during = {output, abort};
+  expect_clean(recording);
+  recording = hit_after_the_end();
+  recording.steps[1].running = {"b", "b"};
+  expect_only(recording, "audit.queues step 1 request b: is in the running queue twice");
+  recording = one_that_resumes();
+  recording.steps[1].preempted = {"a", "a"};
+  expect_only(recording, "audit.queues step 1 request a: is preempted, and does not run");
+}
+
+TEST(Queues, ARequestThatAResetPreemptedIsReportedToTheWorkerSince0Point25Point1) {
+  Recording recording = one_that_resumes();
+  recording.steps[1].before = {reset(true, true)};
+  recording.steps[1].scheduled[0].computed = 0;
+  recording.steps[1].scheduled[0].tokens = 9;
+  expect_clean(recording);
+  recording.steps[1].preempted.clear();
+  expect_only(recording,
+              "audit.queues step 1 request a: was preempted by a reset, and the worker is not "
+              "notified: it keeps its row");
+  recording.header.engine.version = "0.22.1";
+  expect_clean(recording);
+}
+
 // What the audit of the whole recording leaves out.
 std::vector<std::string> not_checked(const Recording& recording) {
   Auditor auditor(recording.header, AuditScope::whole_recording);
@@ -237,6 +291,19 @@ TEST(Policy, BlocksThatTheTokensDoNotNeedAreAPolicy) {
   ASSERT_EQ(findings.size(), 1u);
   EXPECT_EQ(findings[0].rule, AuditRule::excess_blocks);
   EXPECT_EQ(group_of(findings[0].rule), RuleGroup::policy);
+}
+
+TEST(Policy, ARowHasSpaceForOneStateWhereNoneIsKept) {
+  Recording recording = one_that_runs();
+  recording.header.groups[0].spec.kind = CacheKind::mamba;
+  recording.header.groups[0].spec.mamba_cache_mode = MambaCacheMode::none;
+  recording.steps[0].scheduled[0].blocks = {{{BlockId{1}}}};
+  recording.steps[1].scheduled[0].blocks.reset();
+  expect_clean(recording);
+  recording.steps[0].scheduled[0].blocks = {{{BlockId{1}, BlockId{2}}}};
+  const auto findings = audit(recording, AuditScope::whole_recording);
+  ASSERT_EQ(findings.size(), 1u);
+  EXPECT_EQ(findings[0].rule, AuditRule::excess_blocks);
 }
 
 }  // namespace

@@ -315,9 +315,46 @@ TEST(Audit, ATokenThatNoRowCanHaveSampledIsFound) {
   twice.steps[0].sampled[0].tokens = {21, 22};
   expect_one(twice, 0, "a", "2 tokens are sampled from a row that verifies 0 drafts");
 
+  Recording drafted = shared_prefix();
+  drafted.steps[1].scheduled[0].tokens = 2;
+  drafted.steps[1].scheduled[0].spec = {30};
+  drafted.steps[1].sampled[0].tokens = {30, 23};
+  EXPECT_TRUE(audit(drafted).empty());
+  drafted.steps[1].sampled[0].tokens = {31, 23};
+  expect_one(drafted, 1, "a", "token 31 is accepted as a draft at 7, where the row verifies 30");
+  drafted.steps[1].scheduled[0].spec = {-1};  // a draft that only the worker has
+  EXPECT_TRUE(audit(drafted).empty());
+
   Recording of_nobody = shared_prefix();
   of_nobody.steps[2].sampled = {{"a", {25}}};
   expect_one(of_nobody, 2, "a", "no row of it was scheduled");
+}
+
+// Without drafts in flight, no engine counts more than the request's previous row.
+TEST(Audit, ACountThatSkipsTokensIsFoundWithDraftsInFlight) {
+  Recording recording = shared_prefix();
+  recording.header.options.config.async_scheduling = true;
+  recording.header.options.config.num_spec_tokens = 1;
+  recording.steps[1].output_of_step = 0;
+  EXPECT_TRUE(audit(recording).empty());
+  ++recording.steps[1].scheduled[0].computed;
+  expect_one(recording, 1, "a", "tokens [7, 8) are scheduled, but only 7 are known");
+
+  // A rejected draft counts until its output is received.
+  recording.steps[1].scheduled = {scheduled_row("a", 6, 2)};
+  recording.steps[1].scheduled[0].spec = {-1};
+  recording.steps[1].sampled = {{"a", {23}}};
+  recording.steps[2] = recording.steps[1];
+  RecordedStep& last = recording.steps[2];
+  last.step = 2;
+  last.scheduled = {scheduled_row("a", 8, 1)};
+  last.output_of_step = 1;
+  EXPECT_TRUE(audit(recording).empty());
+  recording.steps[1].output_of_step = 1;
+  last.output_of_step = 2;
+  expect_one(recording, 2, "a", "tokens [8, 9) are scheduled, but only 8 are known");
+  last.scheduled[0].computed = 7;
+  EXPECT_TRUE(audit(recording).empty());
 }
 
 TEST(Audit, ARequestThatGoesOnBehindItsEndIsFound) {

@@ -210,6 +210,37 @@ TEST(AuditTransfers, ATransferThatNobodyWaitsForIsFound) {
   expect_first(sent, 3, "blocks are reported sent that no request keeps");
 }
 
+TEST(AuditTransfers, ALoadInFlightKeepsItsBlocks) {
+  Recording recording = load_and_send();
+  recording.steps.resize(2);
+  recording.steps[0].worker.reset();
+  RecordedStep& later = recording.steps[1] = recording.steps[0];
+  later.step = 1;
+  later.before.clear();
+  later.connector.reset();
+  recording.end = {.steps = 2, .unfinished = {"a"}};
+  EXPECT_TRUE(audit(recording).empty());
+  later.loading = {{{"a", {{BlockId{1}, BlockId{3}}}}}};
+  expect_first(recording, 1, "blocks of its load in flight are not those that the load started");
+}
+
+TEST(AuditTransfers, ARequestThatEndedDoesNotRunAndOneThatWaitsIsInAQueue) {
+  const auto first = [](const Recording& recording) {
+    const auto findings = audit(recording, AuditScope::whole_recording);
+    return findings.empty() ? "" : findings[0].what;
+  };
+  Recording recording = load_and_send();
+  EXPECT_EQ(first(recording), "");
+  recording.steps[0].skipped.emplace();
+  EXPECT_EQ(first(recording),
+            "has 8 of its 10 tokens computed and is in no queue: nothing runs it again");
+  recording = load_and_send();
+  RecordedEvent& abort = recording.steps[1].before.emplace_back();
+  abort.kind = RecordedEvent::Kind::abort;
+  abort.name = "a";
+  EXPECT_EQ(first(recording), "is scheduled, and an output or its client has ended it");
+}
+
 // Request r15 hits in step 24 what r14 loaded in step 23, before it is known that the load failed.
 // Both end in an error; with r15 running, its answer would rest on blocks that no load filled.
 TEST(AuditTransfers, WhoHitsALostBlockBeforeItIsKnownHasToEnd) {

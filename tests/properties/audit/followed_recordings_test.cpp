@@ -123,5 +123,23 @@ TEST(FollowedRecordings, ContinueASessionInItsBlocks) {
   EXPECT_EQ(without->verdict, Verdict::divergence);
 }
 
+// The first row after the prompt: no draft is in flight that a worker could subtract.
+TEST(FollowedRecordings, SkipNoTokenWithDraftsInFlight) {
+  auto recording = read_recording(LOCKSTEP_SOURCE_DIR
+                                  "/tests/regressions/vllm_0_33_0_window_freed_by_drafts.jsonl");
+  ASSERT_TRUE(recording) << recording.error().message;
+  RecordedScheduled& row = recording->steps[1].scheduled[0];
+  ++row.computed;
+  --row.tokens;
+  row.spec.pop_back();
+  auto saved = case_of("skips", *std::move(recording), Decides::recording);
+  ASSERT_TRUE(saved) << saved.error().message;
+  saved->backend = "simt";
+  saved->attention_backend = AttentionBackend::any_size;
+  const auto summary = run_of(*saved);
+  ASSERT_TRUE(summary) << summary.error().message;
+  EXPECT_EQ(summary->verdict, Verdict::divergence);
+}
+
 }  // namespace
 }  // namespace lockstep
