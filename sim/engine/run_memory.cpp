@@ -178,7 +178,7 @@ Checked RankRun::run_step(const SchedulerOutput& decision, const ModelOutput& ou
   LS_RETURN_UNLESS_FINE(check_hits(decision));
   LS_RETURN_UNLESS_FINE(drafts_.apply(program_, requests));
   planner_.plan(program_, requests, [&](std::size_t i) { return builder_.is_void(i); });
-  // In a team, member 0 executes while the others compute expectations, and then helps them. Neither
+  // In a team, member 0 executes while the others compute expectations, and then helps. Neither
   // side writes what the other reads.
   next_piece_ = 0;
   if (team_.size() == 1) expect(0);
