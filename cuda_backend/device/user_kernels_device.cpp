@@ -6,6 +6,7 @@
 #include <iterator>
 #include <map>
 #include <set>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -30,11 +31,25 @@ std::string_view why_no_view(const PartLayout& part) {
     return "the scales of a row are in another area of its block";
   return {};
 }
-// Elements of a row as a tensor has them.
+// Elements of a head's row as a tensor has them.
 std::int64_t row_width(const PartLayout& part) {
   if (part.scaling == Scaling::latent_fp8_rows) return 656;
   if (part.scaling == Scaling::latent_fp4_rows) return 352;
   return part.scaling >= kFirstPacked ? part.head_size / 2 : part.head_size;
+}
+
+// Why a token's heads are no single row of elements; empty: they are adjacent. Latent caches have
+// one head, caches of hidden states may have several.
+std::string_view why_no_row(const PartLayout& part) {
+  const std::int64_t row_bytes = row_width(part) * itemsize_bytes(part.dtype);
+  return part.num_heads == 1 || part.head_stride == row_bytes ? ""
+                                                              : "a token's heads are not adjacent";
+}
+
+// Whether a token's slot follows from its position and the table's row. A launch without reach, as
+// of an extraction, may still have rings.
+bool gives_slots(const GroupTable& table) {
+  return !table.is_encoder && !table.is_hot && !table.is_ring && !table.is_replayed;
 }
 
 // A request's tokens up to a stored state. The pieces of one request have rounds 0, 1, ...; each
@@ -128,13 +143,14 @@ class UserKernelsDevice final : public ForwardingDevice {
     return tensor(std::move(name), address, name_of(DType::fp32), std::move(shape),
                   std::move(strides));
   }
-  // [2, num_blocks, block_size, num_heads, head_size]; [num_blocks, block_size, head_size] of rows
-  // of one part.
+  // [2, num_blocks, block_size, num_heads, head_size]; [num_blocks, block_size, num_heads *
+  // head_size] of rows of one part, whose heads are adjacent.
   KernelTensor cache(const PartLayout& key, const PartLayout* value) {
     const std::int64_t blocks = key.num_blocks, tokens = key.block_size.value;
     const std::int64_t width = row_width(key), itemsize = itemsize_bytes(key.dtype);
     if (value == nullptr)
-      return tensor("kv_cache", key.base, name_of(key.dtype), {blocks, tokens, width},
+      return tensor("kv_cache", key.base, name_of(key.dtype),
+                    {blocks, tokens, key.num_heads * width},
                     {key.block_stride, key.token_stride, itemsize});
     return tensor(
         "kv_cache", key.base, name_of(key.dtype), {2, blocks, tokens, key.num_heads, width},
@@ -169,9 +185,10 @@ class UserKernelsDevice final : public ForwardingDevice {
     const bool is_latent = params.num_parts == 1;
     if (params.num_rows == 0) return;
     std::string_view why_not = why_no_view(key);
+    if (why_not.empty() && is_latent) why_not = why_no_row(key);
     if (kernels_->has("begin_step") &&
         std::ranges::find(described_, params.slots) == described_.end())
-      why_not = "tokens of a draft model's pass, which no begin_step describes";
+      why_not = why_undescribed(params.slots);
     const std::string_view function = is_latent ? "write_latent" : "write";
     if (!takes(function, key.layer, why_not)) return;
     KernelCall call{.function = function, .layer = key.layer};
@@ -222,17 +239,30 @@ class UserKernelsDevice final : public ForwardingDevice {
     params.num_tokens = 0;
   }
 
+  // The slots of a draft model's pass; the inner device maps them.
+  void take(DraftSlotsParams& params) {
+    draft_slots_ = {params.slots, static_cast<std::size_t>(params.slots_stride) *
+                                      static_cast<std::size_t>(params.num_groups)};
+  }
+  std::string_view why_undescribed(const Slot* slots) const {
+    const auto end = draft_slots_.data() + draft_slots_.size();
+    if (slots >= draft_slots_.data() && slots < end)
+      return "tokens of a draft model's pass, which no begin_step describes";
+    if (is_only_padding_) return "a step of padded tokens only, which no begin_step describes";
+    return "slots that no block table gives, which no begin_step describes";
+  }
+
   // One call per block table and function. The class's slots replace those of the inner device.
   void take(SlotMappingParams& params) {
     const bool begins = kernels_->has("begin_step"), maps = kernels_->has("map_slots");
     described_.clear();
+    is_only_padding_ = params.num_tokens == 0;
     if ((!begins && !maps) || params.num_tokens == 0) return;
     std::vector<GroupTable> tables(static_cast<std::size_t>(params.num_groups));
     std::vector<std::int32_t> rows(static_cast<std::size_t>(params.num_tokens));
     if (!fetch(tables, params.groups, rows, params.token_rows)) return;
-    const bool is_plain =
-        params.context_ranks == 1 && params.reach == nullptr && !params.of_encoders &&
-        std::ranges::none_of(tables, [](const GroupTable& t) { return t.is_encoder || t.is_hot; });
+    const bool is_plain = params.context_ranks == 1 && params.reach == nullptr &&
+                          !params.of_encoders && std::ranges::all_of(tables, gives_slots);
     if (!is_plain) {
       not_taken_.insert(
           "begin_step, map_slots by the executor's own kernel: slots that no block table gives");
@@ -542,6 +572,8 @@ class UserKernelsDevice final : public ForwardingDevice {
   std::set<std::string> not_taken_;
   std::vector<DeviceReport> reports_;
   std::vector<const Slot*> described_;  // slots of the last begin_step, by table
+  std::span<const Slot> draft_slots_;   // of the last draft model's pass, all groups
+  bool is_only_padding_ = false;        // True if the last slot mapping had no tokens
   std::int64_t num_calls_ = 0;
   bool has_failed_ = false;
 };

@@ -9,7 +9,8 @@
 // 3. A function may return before its work is done if the work is ordered in the call's stream.
 // 4. Sizes count elements, strides bytes. Blocks are those of the kernel: a block of the manager is
 //    one or several. Slot: block * block_size + offset.
-// 5. 0 is success. Any other value ends the run as a finding; error_text() may explain it.
+// 5. 0 is success. Any other value ends the run as a finding; error_text() may explain it. A C++
+//    exception also ends it.
 #pragma once
 
 #include <stddef.h>
@@ -58,7 +59,7 @@ typedef struct lockstep_call {
   // scales per row: [num_blocks, block_size, num_kv_heads], nvfp4 one more dimension.
   lockstep_tensor key, value;  // [num_tokens, num_kv_heads, head_size]
   lockstep_tensor kv_cache;    // [2, num_blocks, block_size, num_kv_heads, head_size]; latent rows:
-                               // [num_blocks, block_size, head_size]
+                               // [num_blocks, block_size, num_kv_heads * head_size]
   lockstep_tensor slot_mapping;   // int64 [num_tokens]; -1: a padded token
   lockstep_tensor query, output;  // [num_tokens, num_query_heads, head_size]; output is fp32
   lockstep_tensor block_table;    // int32 [num_seqs, width]; begin_step: [num_rows, width]
@@ -78,7 +79,7 @@ typedef struct lockstep_call {
   lockstep_list initial_indices, has_initial_state, cache_indices;  // [num_seqs]
 
   // zero_blocks, copy_blocks: what each layer of the group uses in a block,
-  // uint8 [num_blocks, bytes]. Block ids are those of the manager.
+  // uint8 [largest id of the call + 1, bytes]. Block ids are those of the manager.
   const lockstep_tensor* pages;
   int32_t num_pages;
   lockstep_list block_ids, sources, targets;
@@ -99,7 +100,8 @@ typedef struct lockstep_plugin {
   void (*close)(void* self);
   const char* (*error_text)(void* self);  // why the last call failed
 
-  // Optional: why this layer is left to Lockstep's own kernels; null: the functions take it.
+  // Optional: why this layer is left to Lockstep's own kernels; may be empty. Null: the functions
+  // take it.
   const char* (*declines)(void* self, const lockstep_layer* layer);
 
   lockstep_function write, write_latent;

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <exception>
 #include <filesystem>
 #include <span>
 #include <utility>
@@ -69,6 +70,20 @@ Member named(const Named<Member> (&all)[kCount], std::string_view name) {
   return found == std::end(all) ? nullptr : found->member;
 }
 
+// Runs a function of the plugin. Returns what it threw; empty: nothing. The interface is plain C,
+// but an exception of C++ code behind it must not end the run without a finding.
+template <class Function>
+std::string thrown_by(const Function& function) {
+  try {
+    function();
+    return {};
+  } catch (const std::exception& error) {
+    return fmt::format("it threw {}", error.what());
+  } catch (...) {
+    return "it threw another type than std::exception";
+  }
+}
+
 class PluginKernels final : public UserKernels {
  public:
   PluginKernels(std::string path, std::vector<KernelLayer> layers)
@@ -125,15 +140,23 @@ class PluginKernels final : public UserKernels {
            .head_size = static_cast<std::int32_t>(layer.head_size),
            .kv_quant_mode = layer.kv_quant_mode.c_str()});
     char error[1024] = {};
+    std::string thrown;
     if (plugin_->open != nullptr) {
-      self_ = plugin_->open(given_.data(), static_cast<std::int32_t>(given_.size()), error,
-                            sizeof error);
+      thrown = thrown_by([&] {
+        self_ = plugin_->open(given_.data(), static_cast<std::int32_t>(given_.size()), error,
+                              sizeof error);
+      });
+      if (!thrown.empty()) return fail("{}: open: {}", path_, thrown);
       if (self_ == nullptr)
         return fail("{}: refuses these layers: {}", path_,
                     error[0] != 0 ? error : "(it does not say why)");
     }
-    for (std::size_t i = 0; plugin_->declines != nullptr && i < given_.size(); ++i)
-      if (const char* why = plugin_->declines(self_, &given_[i]); why != nullptr) decline(i, why);
+    for (std::size_t i = 0; plugin_->declines != nullptr && i < given_.size(); ++i) {
+      const char* why = nullptr;
+      thrown = thrown_by([&] { why = plugin_->declines(self_, &given_[i]); });
+      if (!thrown.empty()) return fail("{}: declines of {}: {}", path_, given_[i].name, thrown);
+      if (why != nullptr) decline(i, *why != 0 ? why : "the plugin declines the layer");
+    }
     return {};
   }
 
@@ -176,9 +199,14 @@ class PluginKernels final : public UserKernels {
     given.num_pages = static_cast<std::int32_t>(pages.size());
     const auto function = named(kFunctions, call.function);
     LS_CHECK(function != nullptr, "no function {}", call.function);
-    const int status = (plugin_->*function)(self_, &given);
+    int status = 0;
+    const char* why = nullptr;
+    const std::string thrown = thrown_by([&] {
+      status = (plugin_->*function)(self_, &given);
+      if (status != 0 && plugin_->error_text != nullptr) why = plugin_->error_text(self_);
+    });
+    if (!thrown.empty()) return KernelFailure{"exception", thrown};
     if (status == 0) return std::nullopt;
-    const char* why = plugin_->error_text != nullptr ? plugin_->error_text(self_) : nullptr;
     return KernelFailure{"fault", fmt::format("it returned {}: {}", status,
                                               why != nullptr ? why : "(it does not say why)")};
   }

@@ -307,7 +307,7 @@ class Session:
         try:
             opened = self._target.open(case, self._client)
         except Refused as refusal:
-            return {"refused": str(refusal)}
+            return {"refused": encodable(str(refusal))}
         self._is_open = True
         return {"opened": opened}
 
@@ -318,6 +318,11 @@ class Session:
         return {}
 
 
+def encodable(text: str) -> str:
+    """The text with lone surrogates escaped: a message that has one has no UTF-8."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 def failure(error: Exception) -> Object:
     """The reply `failed`; `harness` is left out if the engine raised."""
     last = traceback.extract_tb(error.__traceback__)[-1]
@@ -325,16 +330,19 @@ def failure(error: Exception) -> Object:
     what = f"{type(error).__name__}: {str(error) or f'{last.line} (in {last.name})'}"
     trace = "".join(traceback.format_exception(error))[-_TRACE_CHARS_MAX:]
     side = {"harness": True} if is_of_harness(error) else {}
-    return {"failed": {"what": what, "trace": trace} | side}
+    return {"failed": {"what": encodable(what), "trace": encodable(trace)} | side}
 
 
 def own_pipe() -> tuple[BinaryIO, BinaryIO]:
-    """Standard input, and standard output as a separate file: all other output, also that of C
-    code, goes to standard error."""
-    sink = os.fdopen(os.dup(1), "wb")
+    """Standard input and standard output as separate files. All other output, also that of C code,
+    goes to standard error; other code that reads standard input (a debugger) finds its end, instead
+    of taking messages and waiting for more."""
+    source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)
     sys.stdout = sys.stderr
-    return sys.stdin.buffer, sink
+    return source, sink
 
 
 def serve(language: Language, target: Any, source: BinaryIO, sink: BinaryIO) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 
 from lockstep_engines import missing, protocol
 from lockstep_engines.gpu_memory import SharedMemory
-from lockstep_engines.protocol import EngineFault, Object, passes_on
+from lockstep_engines.protocol import EngineFault, Object, encodable
 
 _QUERY_DTYPES = ("fp32", "bf16", "fp16")
 # Functions of a class, with the names of their arguments.
@@ -56,6 +56,7 @@ class Layer:
     index: int
     num_kv_heads: int
     head_size: int
+    dtype: str  # of the cache's elements: "bf16", "fp8" (e4m3), "fp8_e5m2", ...
     kv_quant_mode: str  # how write quantises: "none", "fp8_per_tensor", "nvfp4", ...
     scale: float = 0.0  # of scores, of the delta rule's outputs
     k_scale: Any = None  # of the stored elements; one tensor, 1.0 of a cache that is not quantised
@@ -196,9 +197,16 @@ class _Plain:
 _FRAMEWORKS: dict[str, Any] = {"torch": _Torch, "numpy": _Numpy, "plain": _Plain}
 
 
-@passes_on
-def _call(function: Any, *arguments: Any) -> Any:
-    return function(*arguments)
+def _before_run(what: str, function: Any, *arguments: Any) -> Any:
+    """Calls code of the class. An exception refuses the layers, in one line with its place."""
+    try:
+        return function(*arguments)
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)[1:]
+        own = [frame for frame in frames if frame.filename == frames[0].filename]
+        place = f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
+        said = " ".join(str(error).split())
+        raise protocol.Refused(f"{what} raised {type(error).__name__}: {said}{place}") from error
 
 
 class Server:
@@ -229,9 +237,14 @@ class Server:
     def open(self, case: Object, _client: Any) -> Object:
         self._path = case["memory"]
         self._layers = [Layer(**said) for said in case["layers"]]
-        self._object = _call(self._class)
+        self._object = _before_run(f"{self._class.__name__}()", self._class)
         declines = getattr(self._object, "declines", lambda layer: "")
-        return {"declined": [_reason(_call(declines, layer)) for layer in self._layers]}
+        return {
+            "declined": [
+                _reason(_before_run(f"declines of {layer.name}", declines, layer))
+                for layer in self._layers
+            ]
+        }
 
     def close(self) -> None:
         if isinstance(self._memory, SharedMemory):
@@ -283,7 +296,8 @@ class Server:
         except Exception as error:
             frames = error.__traceback__ and error.__traceback__.tb_next  # those of the class
             trace = "".join(traceback.format_exception(type(error), error, frames))
-            return {"fault": f"{type(error).__name__}: {error}", "trace": trace}
+            what = f"{type(error).__name__}: {error}"
+            return {"fault": encodable(what), "trace": encodable(trace)}
         if "output" in views:
             if fault := self._wrong(views["output"], result):
                 return {"fault": fault}
@@ -310,7 +324,9 @@ def _reason(said: Any) -> str:
     """What declines() returned for a layer; empty: the class takes it."""
     if not isinstance(said, str | bool | None):
         raise protocol.Refused(f"declines returned {said!r}; expected why, True, or nothing")
-    return said if isinstance(said, str) else "the class declines the layer" if said else ""
+    if isinstance(said, str):
+        return encodable(said)
+    return "the class declines the layer" if said else ""
 
 
 def _class_of(named: str) -> Any:
@@ -342,7 +358,13 @@ def _module_of(place: str) -> Any:
     if not path.is_file():
         _refuse(f"there is no file {place}")
     sys.path.insert(0, str(path.parent))
-    return importlib.import_module(path.stem)
+    # Its own name: types.py and json.py are modules of Python, kernels.v2.py has a dot in its stem.
+    name = "kernels_of_" + path.stem.replace(".", "_")
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None  # of a name that ends in .py
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _functions_of(named: str, made: Any) -> list[str]:
@@ -350,20 +372,26 @@ def _functions_of(named: str, made: Any) -> list[str]:
     found = [name for name in _FUNCTIONS if callable(getattr(made, name, None))]
     if not found:
         _refuse(f"{named} has none of the functions {', '.join(_FUNCTIONS)}")
+    if callable(getattr(made, "declines", None)):
+        _check_signature(named, made, "declines", ("layer",))
     for name in found:
-        function, expected = getattr(made, name), _FUNCTIONS[name]
-        is_bound = inspect.ismethod(function) or isinstance(
-            inspect.getattr_static(made, name), staticmethod
-        )
-        try:
-            inspect.signature(function).bind(*(() if is_bound else ("self",)), *expected)
-        except TypeError as error:
-            signature = f"{name}{inspect.signature(function)}"
-            wanted = f"{name}({', '.join(expected)})"
-            _refuse(f"{named}: {signature} does not take {wanted}: {error}")
-        except ValueError:
-            pass  # compiled code without a signature
+        _check_signature(named, made, name, _FUNCTIONS[name])
     return found
+
+
+def _check_signature(named: str, made: Any, name: str, expected: tuple[str, ...]) -> None:
+    function = getattr(made, name)
+    is_bound = inspect.ismethod(function) or isinstance(
+        inspect.getattr_static(made, name), staticmethod
+    )
+    try:
+        inspect.signature(function).bind(*(() if is_bound else ("self",)), *expected)
+    except TypeError as error:
+        signature = f"{name}{inspect.signature(function)}"
+        wanted = f"{name}({', '.join(expected)})"
+        _refuse(f"{named}: {signature} does not take {wanted}: {error}")
+    except ValueError:
+        pass  # compiled code without a signature
 
 
 def _refuse(why: str) -> None:

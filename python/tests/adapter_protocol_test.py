@@ -159,12 +159,13 @@ class ProtocolTest(unittest.TestCase):
     def test_input_that_ends_in_a_question_ends_the_process(self) -> None:
         self.assertEqual(len(replies_to(OPEN, {"schedule": 0})), 2)
 
-    def test_what_an_engine_prints_goes_to_standard_error(self) -> None:
+    def test_what_an_engine_prints_goes_to_standard_error_and_it_reads_no_message(self) -> None:
         script = (
             "import os, sys; sys.path[:0] = [sys.argv[1], sys.argv[2]]\n"
             "from lockstep_engines import protocol; from adapter_protocol_test import MadeUp\n"
             "source, sink = protocol.own_pipe()\n"
             "os.write(1, b'so does C code\\n')\n"
+            "assert os.read(0, 1) == b'' and sys.stdin.read() == ''\n"
             "protocol.serve(protocol.SCHEDULER, MadeUp(), source, sink)\n"
         )
         lines = (OPEN, {"schedule": 0}, {"external": 4, "async": False})

@@ -58,6 +58,23 @@ static int num_members_of(const RunConfig& config) {
   return std::min(config.backend.num_threads, 4);
 }
 
+// Everything that the ranks left out: the sum of all pipeline stages, which hold different layers.
+// The ranks of one stage leave out the same checks, so its first rank reports them.
+struct NotChecked {
+  std::int64_t rows_read = 0, rows_left_out = 0;
+  std::int64_t tokens_asked = 0, tokens_left_out = 0;
+  std::int64_t ignored_zeros = 0;  // equal in all stages that have groups to zero
+  std::int64_t probe_rows_max = 0, query_rows_max = 0;
+  // With their stages; -1: the line names its layers or formats.
+  std::vector<std::pair<std::string, std::vector<std::int32_t>>> lines;
+
+  void add(std::string line, std::int32_t stage) {
+    auto same = std::ranges::find(lines, line, [](const auto& one) { return one.first; });
+    if (same == lines.end()) same = lines.insert(same, {std::move(line), {}});
+    if (same->second.empty() || same->second.back() != stage) same->second.push_back(stage);
+  }
+};
+
 // One rank: its own copy of the configuration, model, worker and backend. Members are in the order
 // of their construction: later ones hold references to earlier ones.
 class RankRun final {
@@ -103,12 +120,12 @@ class RankRun final {
   Checked run_step(const SchedulerOutput& decision, const ModelOutput& output,
                    const StepTransfers& transfers, const AgreedBatch& agreed,
                    StateHashChain& chain);
-  Checked finish(bool agreed, std::span<MemoryCheck* const> checks);
+  Checked finish(bool agreed);
+  void add_not_checked(NotChecked& sum) const;
 
   RankMemory memory() { return {config_.backend, model_, worker_, backend_, program_}; }
 
  private:
-  void say_what_was_not_checked(bool agreed, std::span<MemoryCheck* const> checks);
   void expect(int member);
   Checked check_hits(const SchedulerOutput& decision);
 
@@ -212,7 +229,7 @@ Checked RankRun::check_hits(const SchedulerOutput& decision) {
   return {};
 }
 
-Checked RankRun::finish(bool agreed, std::span<MemoryCheck* const> checks) {
+Checked RankRun::finish(bool agreed) {
   Stopwatch watch;
   Checked compared;
   // Without a step there is no program that a divergence could describe.
@@ -226,51 +243,31 @@ Checked RankRun::finish(bool agreed, std::span<MemoryCheck* const> checks) {
   summary_.graphs.captured += graphs.captured;
   summary_.graphs.replayed += graphs.replayed;
   summary_.graphs.dropped += graphs.dropped;
-  // All ranks leave out the same checks for the same reasons, so one rank reports them.
-  const ParallelRank& at = config_.backend.parallel;
-  if (config_.backend.context.rank == 0 && at.tp_rank == 0 && at.pp_rank == 0)
-    say_what_was_not_checked(agreed, checks);
   return compared;
 }
 
-// Adds one line per reason. A verdict of "agrees" is only as strong as this list is short.
-void RankRun::say_what_was_not_checked(bool agreed, std::span<MemoryCheck* const> checks) {
-  std::vector<std::string>& not_checked = summary_.not_checked;
-  // Digests and queries have separate budgets, so each has its own line.
-  if (planner_.rows_left_out() > 0)
-    not_checked.push_back(
-        fmt::format("attention digests read {} of {} KV entries that the steps could have read; "
-                    "the budget is {} per step",
-                    planner_.rows_read(), planner_.rows_read() + planner_.rows_left_out(),
-                    config_.budget.probe_rows));
-  if (planner_.tokens_left_out() > 0)
-    not_checked.push_back(
-        fmt::format("attention outputs are those of {} of {} query tokens, each counted per layer; "
-                    "the budget is {} rows per step",
-                    planner_.tokens_asked(), planner_.tokens_asked() + planner_.tokens_left_out(),
-                    query_plan_of(config_, backend_).rows));
-  for (const MemoryCheck* check : checks)
-    for (std::string& sentence : check->not_checked()) not_checked.push_back(std::move(sentence));
-  if (builder_.ignored_zeros() > 0)
-    not_checked.push_back(
-        fmt::format("zeroing of {} blocks whose request was preempted in the same step",
-                    builder_.ignored_zeros()));
-  for (std::string& sentence : backend_.not_checked()) not_checked.push_back(std::move(sentence));
+void RankRun::add_not_checked(NotChecked& sum) const {
+  const ParallelRank& at = config_.backend.parallel;
+  if (config_.backend.context.rank != 0 || at.tp_rank != 0) return;
+  sum.rows_read += planner_.rows_read();
+  sum.rows_left_out += planner_.rows_left_out();
+  sum.tokens_asked += planner_.tokens_asked();
+  sum.tokens_left_out += planner_.tokens_left_out();
+  sum.ignored_zeros = std::max(sum.ignored_zeros, builder_.ignored_zeros());
+  sum.probe_rows_max = config_.budget.probe_rows;
+  sum.query_rows_max = std::max(sum.query_rows_max, query_plan_of(config_, backend_).rows);
+  for (std::string& line : backend_.not_checked()) sum.add(std::move(line), at.pp_rank);
   for (const ModelLayer& layer : model_.layers())
     if (layer.num_kv > 0 && !has_attention_oracle(layer))
-      not_checked.push_back(fmt::format("attention outputs of layer {}: {}", layer.name,
-                                        is_hidden_state(layer.kind)
-                                            ? "hidden states are not attended to"
-                                            : "its elements are not numbers within +-1"));
+      sum.add(fmt::format("attention outputs of layer {}: {}", layer.name,
+                          is_hidden_state(layer.kind) ? "hidden states are not attended to"
+                                                      : "its elements are not numbers within +-1"),
+              -1);
   if (const std::string formats = converted_formats(config_.backend); !formats.empty())
-    not_checked.push_back(
-        fmt::format("conversion of K and V to {}: rows are moved as words; `--numbers real` "
-                    "converts, on cuda and simt",
-                    formats));
-  if (config_.backend.check == CheckMode::fast)
-    not_checked.push_back(
-        "single accesses of threads (bounds, races, uninitialised reads): the check mode is fast");
-  if (!agreed) not_checked.push_back("everything after the divergence");
+    sum.add(fmt::format("conversion of K and V to {}: rows are moved as words; `--numbers real` "
+                        "converts, on cuda and simt",
+                        formats),
+            -1);
 }
 
 RunMemory::RunMemory(const RunConfig& config, std::span<MemoryCheck* const> checks,
@@ -310,12 +307,47 @@ Checked RunMemory::output_taken(std::span<const StoppedRequest> stopped, std::in
 }
 
 Checked RunMemory::finish(bool agreed) {
-  auto compared = first_of_ranks([&](RankRun& rank) { return rank.finish(agreed, checks_); });
+  auto compared = first_of_ranks([&](RankRun& rank) { return rank.finish(agreed); });
+  say_what_was_not_checked(agreed);
   for (MemoryCheck* check : checks_) {
     auto checked = check->finish(agreed && compared);
     if (compared) compared = std::move(checked);
   }
   return compared;
+}
+
+// Adds one line per reason. A verdict of "agrees" is only as strong as this list is short.
+void RunMemory::say_what_was_not_checked(bool agreed) {
+  NotChecked sum;
+  for (const auto& rank : ranks_) rank->add_not_checked(sum);
+  std::vector<std::string>& not_checked = summary_.not_checked;
+  const std::int32_t num_stages = config_.parallel.pp_size;
+  const std::string_view per = num_stages > 1 ? "per step and pipeline stage" : "per step";
+  // Digests and queries have separate budgets, so each has its own line.
+  if (sum.rows_left_out > 0)
+    not_checked.push_back(
+        fmt::format("attention digests read {} of {} KV entries that the steps could have read; "
+                    "the budget is {} {}",
+                    sum.rows_read, sum.rows_read + sum.rows_left_out, sum.probe_rows_max, per));
+  if (sum.tokens_left_out > 0)
+    not_checked.push_back(fmt::format(
+        "attention outputs are those of {} of {} query tokens, each counted per layer; "
+        "the budget is {} rows {}",
+        sum.tokens_asked, sum.tokens_asked + sum.tokens_left_out, sum.query_rows_max, per));
+  for (const MemoryCheck* check : checks_)
+    for (std::string& sentence : check->not_checked()) not_checked.push_back(std::move(sentence));
+  if (sum.ignored_zeros > 0)
+    not_checked.push_back(fmt::format(
+        "zeroing of {} blocks whose request was preempted in the same step", sum.ignored_zeros));
+  for (auto& [line, stages] : sum.lines)
+    not_checked.push_back(
+        std::ssize(stages) == num_stages || stages.front() < 0
+            ? std::move(line)
+            : fmt::format("pipeline stage {}: {}", fmt::join(stages, ", "), line));
+  if (config_.check == CheckMode::fast)
+    not_checked.push_back(
+        "single accesses of threads (bounds, races, uninitialised reads): the check mode is fast");
+  if (!agreed) not_checked.push_back("everything after the divergence");
 }
 
 // Of the lowest rank that diverges; an error ends it.

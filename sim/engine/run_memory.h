@@ -99,6 +99,7 @@ class RunMemory {
   // Calls every rank in order until one fails; names that rank in its finding.
   template <class Call>
   Checked first_of_ranks(const Call& call);
+  void say_what_was_not_checked(bool agreed);
 
   const BackendConfig config_;  // of the whole model
   RunSummary& summary_;

@@ -26,6 +26,7 @@ namespace lockstep {
 struct KernelLayer {
   std::string name;
   std::string_view kind;
+  std::string_view dtype;     // of the cache's elements
   std::string kv_quant_mode;  // of write(); "none": rows are stored unchanged
   std::int32_t index = 0, group = 0;
   std::int64_t sliding_window = 0, attention_chunk_size = 0;  // tokens
@@ -55,6 +56,7 @@ inline std::vector<KernelLayer> kernel_layers(const KVCacheConfig& plan, Numbers
       layers.push_back(
           {.name = plan.groups[g].layer_names[i],
            .kind = name_of(spec.kind),
+           .dtype = name_of(spec.dtype),
            .kv_quant_mode = std::string(quantises(numbers, spec)),
            .index = static_cast<std::int32_t>(layers.size()),
            .group = static_cast<std::int32_t>(g),

@@ -27,7 +27,7 @@ std::string open_message(std::span<const KernelLayer> layers, const std::string&
     out.integer("index", layer.index).integer("group", layer.group);
     out.integer("sliding_window", layer.sliding_window);
     out.integer("attention_chunk_size", layer.attention_chunk_size);
-    out.string("kv_quant_mode", layer.kv_quant_mode);
+    out.string("dtype", layer.dtype).string("kv_quant_mode", layer.kv_quant_mode);
     out.integer("num_kv_heads", layer.num_kv_heads).integer("head_size", layer.head_size);
     out.end_object();
   }

@@ -71,6 +71,25 @@ TEST(Kernels, MayDeclineLayersWhichTheReportLists) {
       << quantised.out;
 }
 
+// Stages of a pipeline hold different layers, and may be declined one by one.
+TEST(Kernels, MayDeclineTheLayersOfOneStageWhichTheReportNames) {
+  const Outcome found = replay_kernels(plain("DeclinesTheSecond"),
+                                       {"--layers", "2", "--pipeline-parallel-size", "2"});
+  EXPECT_EQ(found.status, 0) << found.err << found.out;
+  for (const char* line :
+       {"pipeline stage 1: write by the executor's own kernel: the class declines the layer\n",
+        "pipeline stage 1: your kernels: none of their functions was called\n",
+        "- attend by the executor's own kernel: your kernels have no such function\n"})
+    EXPECT_NE(found.out.find(line), std::string::npos) << line << found.out;
+}
+
+TEST(Kernels, ReceiveTheDtypeOfTheirLayers) {
+  for (const auto& [dtype, name] : {std::pair{"fp8_e5m2", "fp8_e5m2\n"}, {"fp8_e4m3", "fp8\n"}}) {
+    const Outcome found = replay_kernels(plain("DeclinesByDtype"), {"--dtype", dtype});
+    EXPECT_NE(found.out.find(fmt::format("elements of {}", name)), std::string::npos) << found.out;
+  }
+}
+
 // The executor's attention answers in the place of the class: model and backend make the same
 // queries of 16 bits.
 TEST(Kernels, MayTakeQueriesOfSixteenBits) {
@@ -94,11 +113,59 @@ TEST(Kernels, MayMapSlotsByTheBlockTableOfTheirStep) {
   EXPECT_NE(wrong.out.find(", slot_mapping"), std::string::npos) << wrong.out;
 }
 
+// An extraction maps the slots of its hidden states by a table of one block per request.
+TEST(Kernels, DoNotMapSlotsOfRings) {
+  const Outcome found =
+      run_lockstep({"fuzz", "--runs", "1", "--seed", "120", "--kernels", plain("MapsSlots")});
+  EXPECT_EQ(found.status, 0) << found.out << found.err;
+}
+
+TEST(Kernels, WithABeginOfStepLoseWritesForTheReasonThatIsListed) {
+  const Outcome shared = replay_kernels(
+      plain("MapsSlots"), {"--kv-heads", "1", "--queries-per-kv", "4", "--tensor-parallel-size",
+                           "2", "--decode-context-parallel-size", "2"});
+  EXPECT_NE(shared.out.find("write by the executor's own kernel: slots that no block table gives"),
+            std::string::npos)
+      << shared.out;
+  const Outcome idle = replay_kernels(plain("MapsSlots"), {"--data-parallel-size", "2"});
+  EXPECT_NE(idle.out.find("write by the executor's own kernel: a step of padded tokens only"),
+            std::string::npos)
+      << idle.out;
+  for (const Outcome& found : {shared, idle}) {
+    EXPECT_EQ(found.status, 0) << found.out << found.err;
+    EXPECT_EQ(found.out.find("draft model's pass"), std::string::npos) << found.out;
+  }
+}
+
+TEST(Kernels, WriteHiddenStatesOfSeveralHeads) {
+  const Outcome found =
+      run_lockstep({"fuzz", "--runs", "1", "--seed", "58", "--kernels", plain("WholeRows")});
+  EXPECT_EQ(found.status, 0) << found.out << found.err;
+  EXPECT_EQ(found.out.find("none of their functions was called"), std::string::npos) << found.out;
+}
+
+TEST(Kernels, MayBeInAFileNamedAsAModuleOfPython) {
+  const std::filesystem::path folder = fresh_path("kernels");
+  std::filesystem::create_directories(folder);
+  for (const char* name : {"types.py", "json.py", "kernels.v2.py"}) {
+    std::filesystem::copy_file(LOCKSTEP_SOURCE_DIR "/tests/engines/plain_kernels.py",
+                               folder / name);
+    const Outcome found = replay_kernels((folder / name).string() + ":Sound", {"--limit", "1"});
+    EXPECT_EQ(found.status, 0) << name << found.out << found.err;
+    std::filesystem::remove(folder / name);
+  }
+}
+
 TEST(Kernels, ThatAreWrongAreFoundInThePage) {
   const std::pair<const char*, const char*> kDefects[] = {
-      {"SwapsParts", ", page_written"}, {"HalvesBlocks", ", page_"},
-      {"WritesBeyond", ", page_"},      {"Raises", "ValueError: no kernel for layers.1"},
-      {"Dies", "exit status 3"},        {"Attends", "plain views have no results"},
+      {"SwapsParts", ", page_written"},
+      {"HalvesBlocks", ", page_"},
+      {"WritesBeyond", ", page_"},
+      {"Raises", "ValueError: no kernel for layers.1"},
+      {"Dies", "exit status 3"},
+      {"Attends", "plain views have no results"},
+      {"Asks", "EOFError"},
+      {"RaisesNoUtf8", "no kernel for \\udcff"},
   };
   for (const auto& [name, check] : kDefects) {
     const Outcome found = replay_kernels(plain(name));
@@ -164,6 +231,12 @@ INSTANTIATE_TEST_SUITE_P(
                     Refusal{"QueriesOfInt8", "query_dtype 'int8' is none of"},
                     Refusal{"DeclinesByNumber",
                             "declines returned 7; expected why, True, or nothing"},
+                    Refusal{"DeclinesByException",
+                            "declines of layers.0 raised AttributeError: 'Layer' object has no "
+                            "attribute 'no_such_field' (" LOCKSTEP_SOURCE_DIR
+                            "/tests/engines/plain_kernels.py:"},
+                    Refusal{"DeclinesNothing", "declines(self) does not take declines(layer): "},
+                    Refusal{"NeedsMore", "NeedsMore() raised TypeError: "},
                     Refusal{"OfNoFramework", "framework 'jax' is none of torch, numpy, plain"}),
     [](const auto& refusal) { return std::string(refusal.param.name); });
 

@@ -115,12 +115,22 @@ TEST(Plugin, ThatIsNoSharedLibraryIsRefused) {
 TEST(Plugin, ThatFailsInARunIsAFindingWithItsReason) {
   for (const auto& [plugin, says] :
        {std::pair{"faulty_fails_later", "write of layer 0: it returned 7: the rows are on holiday"},
-        std::pair{"faulty_fails_silently", "it returned 7: (it does not say why)"}}) {
+        std::pair{"faulty_fails_silently", "it returned 7: (it does not say why)"},
+        std::pair{"throwing_plugin", "exception: write of layer 0: it threw row "},
+        std::pair{"number_throwing_plugin", "it threw another type than std::exception"}}) {
     const Outcome outcome = replay_with(plugin);
     EXPECT_EQ(outcome.status, 1) << outcome.out;
     EXPECT_NE(outcome.out.find(", memory_check"), std::string::npos) << outcome.out;
     EXPECT_NE(outcome.out.find(says), std::string::npos) << outcome.out;
   }
+}
+
+TEST(Plugin, MayDeclineALayerWithoutAReason) {
+  const Outcome outcome = replay_with("faulty_declines_silently");
+  EXPECT_EQ(outcome.status, 0) << outcome.out;
+  EXPECT_NE(outcome.out.find("write by the executor's own kernel: the plugin declines the layer"),
+            std::string::npos)
+      << outcome.out;
 }
 
 TEST(Plugin, MayBeNamedByKernels) {

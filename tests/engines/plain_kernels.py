@@ -50,7 +50,22 @@ class Latent:
                 _write(kv_cache, divmod(slot, kv_cache.shape[1]), _read(key, (token, 0)))
 
 
+class WholeRows:
+    """Rows of all heads of a token, as hidden states have them."""
+
+    framework = "plain"
+
+    def write_latent(self, layer, key, kv_cache, slot_mapping):
+        row_bytes = kv_cache.shape[2] * _bytes_of(kv_cache)
+        for token, slot in enumerate(_slots(slot_mapping)):
+            row = b"".join(_read(key, (token, head)) for head in range(key.shape[1]))
+            assert len(row) == row_bytes, f"{len(row)} bytes in a row of {row_bytes}"
+            if slot >= 0:
+                _write(kv_cache, divmod(slot, kv_cache.shape[1]), row)
+
+
 def _integer(view, *index):
+    assert all(i < n for i, n in zip(index, view.shape, strict=True)), f"{index} of {view.shape}"
     at = view.offset + sum(i * s for i, s in zip(index, view.strides, strict=True))
     return int.from_bytes(view.memory[at : at + view.strides[-1]], "little")
 
@@ -99,6 +114,16 @@ class Raises(Sound):
         super().write(layer, key, value, kv_cache, slot_mapping)
 
 
+class RaisesNoUtf8(Sound):
+    def write(self, layer, key, value, kv_cache, slot_mapping):
+        raise ValueError("no kernel for \udcff")
+
+
+class Asks(Sound):
+    def write(self, layer, key, value, kv_cache, slot_mapping):
+        input("continue? ")
+
+
 class Dies(Sound):
     def write(self, layer, key, value, kv_cache, slot_mapping):
         os._exit(3)
@@ -118,6 +143,29 @@ class TakesTwo:
 class DeclinesAll(Sound):
     def declines(self, layer):
         return True
+
+
+class DeclinesTheSecond(Sound):
+    def declines(self, layer):
+        return layer.name == "layers.1"
+
+
+class DeclinesByDtype(Sound):
+    def declines(self, layer):
+        return f"elements of {layer.dtype}"
+
+
+class DeclinesByException(Sound):
+    def declines(self, layer):
+        return layer.no_such_field
+
+
+class DeclinesNothing(Sound):
+    def declines(self): ...
+
+
+class NeedsMore(Sound):
+    def __init__(self, more): ...
 
 
 class DeclinesByNumber(Sound):

@@ -28,6 +28,13 @@ static int write_nothing(void* self, const lockstep_call* call) {
 #endif
 }
 
+#ifdef DECLINES_SILENTLY
+static const char* decline_all(void* self, const lockstep_layer* layer) {
+  (void)self, (void)layer;
+  return "";
+}
+#endif
+
 #ifndef NO_ENTRY
 const lockstep_plugin* lockstep_plugin_open(void) {
   static lockstep_plugin plugin;
@@ -48,6 +55,9 @@ const lockstep_plugin* lockstep_plugin_open(void) {
 #endif
 #ifdef WRONG_QUERIES
   plugin.query_dtype = "int8";
+#endif
+#ifdef DECLINES_SILENTLY
+  plugin.declines = decline_all;
 #endif
 #ifdef FAILS_SILENTLY
   plugin.error_text = NULL;

@@ -1,5 +1,6 @@
 // Ranks of tensor and pipeline parallelism: each has its own backend, plan and memory, and together
 // they hold the whole model.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "tests/sim/ranks/simt_ranks.h"
@@ -132,6 +133,25 @@ TEST(ParallelRanksOfHybrids, LatentRowsAndHiddenStatesAreWholeOnEveryRank) {
   ASSERT_TRUE(run) << run.error().message;
   EXPECT_EQ(run->summary.verdict, Verdict::agreed) << what_ranks_say(*run);
   EXPECT_GT(run->summary.rows_extracted, 0);
+}
+
+// Stages hold different layers, so what they leave out adds up.
+TEST(ParallelRanksReport, SumsWhatTheBudgetsOfAllStagesLeaveOut) {
+  LockstepConfig config = make_parallel({"", 2, 2, 1, 4, 1}, attention_of(4, 4));
+  config.budget = {.probe_rows = 200, .query_rows = 50, .untouched_pages = 2};
+  const auto run = run_on_ranks(config, 14);
+  ASSERT_TRUE(run) << run.error().message;
+  EXPECT_EQ(run->summary.verdict, Verdict::agreed) << what_ranks_say(*run);
+  std::vector<std::string> budgets;
+  for (const std::string& line : run->summary.not_checked)
+    if (line.find("the budget is") != std::string::npos) budgets.push_back(line);
+  ASSERT_GE(budgets.size(), 1u);
+  // Both tensor parallel ranks of a stage read the same rows.
+  EXPECT_EQ(
+      budgets[0].find(fmt::format("attention digests read {} of ", run->summary.rows_read / 2)), 0u)
+      << budgets[0];
+  for (const std::string& line : budgets)
+    EXPECT_TRUE(line.ends_with("per step and pipeline stage")) << line;
 }
 
 TEST(ParallelRanksDivergence, ARankThatTakesItselfForAnotherIsNamedWithItsPlace) {
