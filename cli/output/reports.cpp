@@ -99,9 +99,6 @@ int run_reported(const CLI::App& command, const ReportOptions& options,
                 .kind = ItemKind::refused,
                 .check = "refused",
                 .line = ended.error().message});
-  // The JSON of an earlier run must not stay behind a refusal.
-  if (!ended && report.wants_json_ && report.json_.empty())
-    report.json_ = json_text({{"verdict", "refused"}, {"reason", ended.error().message}});
   const int interrupted = stop_signal() != 0 ? interrupt(report, report.json_) : 0;
   Result<void> left;
   if (!report.json_.empty()) left = write_output(options.json_path, report.json_);

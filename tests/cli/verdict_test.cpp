@@ -431,14 +431,6 @@ TEST(Verdicts, ASavedCaseDoesNotReplaceAnotherOne) {
   EXPECT_EQ(steps, 2u);
 }
 
-TEST(Verdicts, ARefusalReplacesTheResultOfAnEarlierRun) {
-  const std::string json = temporary_path("result.json");
-  write_text(json, R"({"verdict":"agreed"})");
-  const Outcome run = run_lockstep({"replay", temporary_path("none.jsonl"), "--json", json});
-  EXPECT_EQ(run.status, 2) << run.out;
-  EXPECT_EQ(nlohmann::json::parse(read_text(json))["verdict"], "refused");
-}
-
 // One block more than a row of the group of states holds. The check fails in the backend while
 // another thread computes what the step should show.
 TEST(Verdicts, AFailedCheckOfTheBackendIsAVerdictInSeveralThreadsToo) {

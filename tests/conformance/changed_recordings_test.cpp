@@ -126,7 +126,6 @@ INSTANTIATE_TEST_SUITE_P(
         Field{"RowMirrors", {"hisparse", "mirrors", "*", "*", "*"}, "hisparse.mirrors"},
         Field{"ResidentPages", {"hisparse", "residency", "*", "*", "*", "*"}, "residency", -1},
         Field{"FreeHostBlocks", {"hisparse", "free_host_blocks"}, "free_host_blocks", -1},
-        Field{"SchedulerBlockSize", {"scheduler_block_size"}, "scheduler_block_size", 1, true},
         Field{"HashBlockSize", {"hash_block_size"}, "hash_block_size", 1, true}),
     [](const auto& field) { return std::string(field.param.name); });
 

@@ -366,6 +366,7 @@ void check_scheduler_block_size(JsonObject& object, const RecordingHeader& heade
   const EngineConfig& config = header.options.config;
   if (header.groups.size() != 1 || is_state_kind(header.groups[0].spec.kind)) return;
   const std::int64_t block_size = header.groups[0].spec.block_size;
+  if (block_size <= 0) return;  // refused already
   const std::int64_t num_blocks = header.scheduler_block_size / block_size;
   if (header.scheduler_block_size % block_size == 0 &&
       (num_blocks == 1 || num_blocks == config.dcp || num_blocks == config.pcp ||
