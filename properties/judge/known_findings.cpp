@@ -117,9 +117,8 @@ bool pads_prompts_of_one_token(const SavedCase& saved) {
          });
 }
 
-// 11: two equal requests preempt each other forever. Prefix caching prevents that only where a hit
-// restores what was computed, which states saved at block boundaries do not. So caching is no
-// exclusion here.
+// 11: two equal requests preempt each other forever. Prefix caching does not exclude that: states
+// saved at block boundaries do not restore what was computed.
 bool has_equals(const SavedCase& saved) {
   if (saved.engine.policy != SchedulingPolicy::priority) return false;
   std::set<std::pair<std::int64_t, std::int64_t>> seen;
@@ -216,7 +215,7 @@ SavedCase with_prefills_cut(const SavedCase& saved) {
   return cut;
 }
 
-// Makes prompts of one token two tokens long; the schedule changes as little as possible.
+// The schedule changes as little as possible.
 SavedCase with_prompts_of_two_tokens(const SavedCase& saved) {
   SavedCase longer = saved;
   for (RequestSpec* request : requests_of(longer))
@@ -231,7 +230,7 @@ SavedCase with_no_loads_lost(const SavedCase& saved) {
   return whole;
 }
 
-// Separates equal arrivals by 1 ns, in trace order.
+// Separates equal arrivals by 1 ns.
 SavedCase with_arrivals_apart(const SavedCase& saved) {
   SavedCase apart = saved;
   std::int64_t last_ns = -1;
@@ -525,13 +524,14 @@ const KnownFinding* known_finding_of_engine(const SavedCase& saved, const Outcom
   options.invariants = false;
   const SavedCase modelled = as_modelled(saved);
   const Outcome model = judge(modelled, options);
-  // First the defects that the model does not follow, because there the model passes.
+  // First the defects that the model does not follow: it passes, or fails by a known one instead.
   for (const EngineFinding& own : kEngineFindings)
-    if (could_be(own.finding, saved, outcome) && gets_past(outcome, model) &&
-        model.tally[own.reached] > 0 && outcome.what.find(own.text) != std::string::npos)
+    if (could_be(own.finding, saved, outcome) && model.tally[own.reached] > 0 &&
+        outcome.what.find(own.text) != std::string::npos &&
+        (gets_past(outcome, model) ||
+         (model.step == outcome.step && known_finding(modelled, model) != nullptr)))
       return &own.finding;
-  // A different release may need a step more or less to reach the failure, so the request is
-  // compared instead. A deadlock has no step at all.
+  // Another release may fail a step sooner or later: requests are compared. A deadlock has no step.
   const bool is_own = modelled.engine.engine == saved.engine.engine;
   const bool is_stuck = outcome.kind == OutcomeKind::stuck;
   const bool is_there = is_own ? model.step == outcome.step : model.request == outcome.request;

@@ -61,6 +61,23 @@ TEST(VariantsOfFindings, ACheckpointOfAStepInFlightIsNotPlanned) {
   expect_known("checkpoints_in_flight_never_end", "liveness", 5, {});
 }
 
+// Seed 50157 of 0.33.0 itself: it stops where the model goes on, and fails by finding 13.
+TEST(VariantsOfFindings, AnEngineStopsWhereTheModelHasAnotherFinding) {
+  const auto saved = read_saved_case(
+      LOCKSTEP_SOURCE_DIR "/tests/regressions/padded_request_without_its_window.case.jsonl");
+  ASSERT_TRUE(saved) << saved.error().message;
+  Outcome stops;
+  stops.kind = OutcomeKind::violation;
+  stops.check = "engine.exception";
+  stops.step = 4;
+  stops.what = "AssertionError: assert num_new_tokens == 1 + self.num_spec_tokens (in schedule)";
+  const KnownFinding* finding = known_finding_of_engine(*saved, stops);
+  ASSERT_NE(finding, nullptr);
+  EXPECT_EQ(finding->number, 21);
+  stops.step = 5;
+  EXPECT_EQ(known_finding_of_engine(*saved, stops), nullptr) << "the model fails before";
+}
+
 // Seed 8087461. Both load up to a token after their windows; what each needs for the next token
 // counted as nothing, also in the profile without the finding.
 TEST(VariantsOfFindings, TwoLoadsBehindWindowsLeaveNoRoomForAToken) {
