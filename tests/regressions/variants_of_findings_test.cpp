@@ -61,7 +61,7 @@ TEST(VariantsOfFindings, ACheckpointOfAStepInFlightIsNotPlanned) {
   expect_known("checkpoints_in_flight_never_end", "liveness", 5, {});
 }
 
-// Seed 50157 of 0.33.0 itself: it stops where the model goes on, and fails by finding 13.
+// Seed 50157 of 0.33.0 itself: the engine stops, and the model fails by finding 13.
 TEST(VariantsOfFindings, AnEngineStopsWhereTheModelHasAnotherFinding) {
   const auto saved = read_saved_case(
       LOCKSTEP_SOURCE_DIR "/tests/regressions/padded_request_without_its_window.case.jsonl");
