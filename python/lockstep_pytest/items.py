@@ -317,6 +317,8 @@ def replay(
     words += ["--decisions", settings.decisions] if decides and settings.decisions else []
     said = command.run(*words)
     if said.status == command.AGREED:
+        if said.json.get("verdict") == "done":
+            pytest.skip("nothing was compared")
         return None
     again = command.line_to_repeat(*words)
     found = said.json.get("divergence")
