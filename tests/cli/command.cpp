@@ -45,6 +45,13 @@ void write_text(const std::string& path, std::string_view text) {
   std::ofstream(path, std::ios::binary) << text;
 }
 
+std::string trace_of(const std::vector<std::string>& records) {
+  std::string text = R"({"lockstep_trace":1,"time":"ns","source":{"kind":"test","name":""}})"
+                     "\n";
+  for (const std::string& record : records) text += record + "\n";
+  return text + R"({"end":true,"records":)" + std::to_string(records.size()) + "}\n";
+}
+
 Outcome run_lockstep(const std::vector<std::string>& arguments) {
   return run_program(LOCKSTEP_COMMAND, arguments);
 }

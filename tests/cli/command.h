@@ -26,5 +26,7 @@ std::string read_text(const std::string& path);
 // The text with the first `found` replaced. Fails the test if there is none.
 std::string replaced(std::string text, const std::string& found, const std::string& better);
 void write_text(const std::string& path, std::string_view text);
+// A request trace of these lines, with its header and its end.
+std::string trace_of(const std::vector<std::string>& records);
 
 }  // namespace lockstep::tests

@@ -246,16 +246,10 @@ TEST(Decisions, OfAReplayThatFailsByAKnownFindingNameIt) {
 
 TEST(Decisions, AreExecutedAuditedAndTheirEnginesFailureIsAVerdict) {
   const std::string path = temporary_path("two.jsonl");
-  write_text(path, R"({"lockstep_trace":1,"time":"ns","source":{"kind":"test","name":""}})"
-                   "\n"
-                   R"({"id":"a","t":0,"prompt":[[1,40]],"output":{"length":9}})"
-                   "\n"
-                   R"({"id":"b","t":0,"prompt":[[2,30]],"output":{"length":9}})"
-                   "\n"
-                   R"({"id":"c","t":1000000000,"prompt":[[3,30]],"output":{"length":9}})"
-                   "\n"
-                   R"({"end":true,"records":3})"
-                   "\n");
+  write_text(path,
+             trace_of({R"({"id":"a","t":0,"prompt":[[1,40]],"output":{"length":9}})",
+                       R"({"id":"b","t":0,"prompt":[[2,30]],"output":{"length":9}})",
+                       R"({"id":"c","t":1000000000,"prompt":[[3,30]],"output":{"length":9}})"}));
   const std::vector<std::string> replay = {
       "replay", path, "--backend", "simt", "--no-async-scheduling", "--decisions"};
   auto sound = replay, broken = replay, leaking = replay;
@@ -286,15 +280,13 @@ std::string number_of(const std::string& json, const std::string& key) {
 
 // The pool is too small for the prompts, so the second request of each prompt loads from the tier.
 TEST(Decisions, MeetAHostTierThatStoresAndLoads) {
-  std::string trace = R"({"lockstep_trace":1,"time":"ns","source":{"kind":"test","name":""}})"
-                      "\n";
+  std::vector<std::string> requests;
   for (int i = 0; i < 12; ++i)
-    trace += fmt::format(R"({{"id":"r{}","t":{},"prompt":[[{},160]],"output":{{"length":9}}}})"
-                         "\n",
-                         i, i * 1'000'000'000LL, i % 4 + 1);
+    requests.push_back(
+        fmt::format(R"({{"id":"r{}","t":{},"prompt":[[{},160]],"output":{{"length":9}}}})", i,
+                    i * 1'000'000'000LL, i % 4 + 1));
   const std::string path = temporary_path("tier.jsonl");
-  write_text(path, trace + R"({"end":true,"records":12})"
-                           "\n");
+  write_text(path, trace_of(requests));
   for (const std::string backend : {"none", "simt"}) {
     const std::string theirs = temporary_path(backend + "-theirs.json"),
                       ours = temporary_path(backend + "-ours.json");

@@ -370,12 +370,7 @@ TEST(Verdicts, CacheEventsAreTheModels) {
 // Nothing is compared without a backend, and nothing where no request runs.
 TEST(Verdicts, ARunThatComparedNothingIsDoneAndNotAgreed) {
   const std::string refused = temporary_path("refused.jsonl");
-  write_text(refused, R"({"lockstep_trace":1,"time":"ns","source":{"kind":"test","name":""}})"
-                      "\n"
-                      R"({"id":"a","t":0,"prompt":[[1,4000]],"output":{"length":9}})"
-                      "\n"
-                      R"({"end":true,"records":1})"
-                      "\n");
+  write_text(refused, trace_of({R"({"id":"a","t":0,"prompt":[[1,4000]],"output":{"length":9}})"}));
   for (const auto& arguments : std::vector<std::vector<std::string>>{
            {"replay", kSample, "--limit", "5", "--backend", "none"},
            {"replay", refused, "--backend", "simt", "--max-model-len", "100"}}) {
