@@ -79,6 +79,7 @@ class Gpu:
 LAYER = {
     "name": "layer", "kind": "full_attention", "index": 0, "group": 0, "sliding_window": 0,
     "attention_chunk_size": 0, "num_kv_heads": 1, "head_size": 2, "kv_quant_mode": "none",
+    "dtype": "fp32",
 }  # fmt: skip
 
 
