@@ -99,21 +99,26 @@ inline constexpr std::uint32_t kPartState = 16;
 inline constexpr std::uint64_t kStateStep = 0xD1342543DE82EF95ull;
 
 #if KERNELS_HAVE_WIDE_WORDS
-// Eight words of a state from word `i` on.
-[[maybe_unused]] LS_WIDE_WORDS static void update_eight(const StateUpdateItem& item,
-                                                        const std::uint64_t* contents,
-                                                        std::uint64_t place, std::int64_t i,
-                                                        const std::byte* from,
-                                                        std::byte* checkpoint, std::byte* to) {
-  WideWords words{};
-  if (item.source != 0) words = load_wide(from + 8 * i);
-  const WideWords key = (std::uint64_t(i) + WideWords{0, 1, 2, 3, 4, 5, 6, 7}) ^ place;
-  for (std::int32_t n = 0; n < item.num_tokens; ++n) {
-    words = words * kStateStep + mix8(key ^ contents[n]);
-    if (item.checkpoint != 0 && n + 1 == item.checkpoint_tokens)
-      store_wide(checkpoint + 8 * i, words);
+// 32 words of a state from word `i` on. Four vectors overlap: each multiplication of a vector needs
+// its previous one.
+[[maybe_unused]] LS_WIDE_WORDS static void update_wide(const StateUpdateItem& item,
+                                                       const std::uint64_t* contents,
+                                                       std::uint64_t place, std::int64_t i,
+                                                       const std::byte* from, std::byte* checkpoint,
+                                                       std::byte* to) {
+  constexpr int kVectors = 4;
+  WideWords words[kVectors]{}, keys[kVectors];
+  for (int v = 0; v < kVectors; ++v) {
+    if (item.source != 0) words[v] = load_wide(from + 8 * i + 64 * v);
+    keys[v] = (std::uint64_t(i + 8 * v) + WideWords{0, 1, 2, 3, 4, 5, 6, 7}) ^ place;
   }
-  store_wide(to + 8 * i, words);
+  for (std::int32_t n = 0; n < item.num_tokens; ++n) {
+    for (int v = 0; v < kVectors; ++v)
+      words[v] = words[v] * kStateStep + mix8(keys[v] ^ contents[n]);
+    if (item.checkpoint != 0 && n + 1 == item.checkpoint_tokens)
+      for (int v = 0; v < kVectors; ++v) store_wide(checkpoint + 8 * i + 64 * v, words[v]);
+  }
+  for (int v = 0; v < kVectors; ++v) store_wide(to + 8 * i + 64 * v, words[v]);
 }
 #endif
 
@@ -131,9 +136,9 @@ inline constexpr std::uint64_t kStateStep = 0xD1342543DE82EF95ull;
   std::int64_t done = 0;  // words
 #if KERNELS_HAVE_WIDE_WORDS
   if (state.unit_bytes >= 8 && has_wide_words()) {
-    done = state.size_bytes / 64 * 8;
-    for (std::int64_t i = 8 * first_in_region(); i < done; i += 8 * step_in_region())
-      update_eight(item, p.contents + item.first_token, place, i, from, checkpoint, to);
+    done = state.size_bytes / 256 * 32;
+    for (std::int64_t i = 32 * first_in_region(); i < done; i += 32 * step_in_region())
+      update_wide(item, p.contents + item.first_token, place, i, from, checkpoint, to);
   }
 #endif
   for (std::int64_t i = done + first_in_region(); 8 * i < state.size_bytes; i += step_in_region()) {
@@ -158,7 +163,8 @@ inline constexpr std::uint64_t kStateStep = 0xD1342543DE82EF95ull;
 //    completely before it writes it, so the result is memmove's. In parallel, as vLLM once did
 //    (issue 50729), early writes race with late reads.
 // 2. Accesses are as wide as both ends allow: 16 bytes if both have the same offset from 16, then
-//    8, 4, 2, 1. Head and tail are moved byte by byte. 3. Undefined bytes stay undefined.
+//    8, 4, 2, 1. Head and tail are moved byte by byte.
+// 3. Undefined bytes stay undefined.
 
 // Items 0 .. count-1 of a move: first the head's bytes, then units, then the tail's bytes.
 struct MoveShape {

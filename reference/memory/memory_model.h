@@ -204,6 +204,8 @@ class MemoryModel {
                                            std::span<const ContentId> contents, WriterId writer);
   // The words in the place of the group's states in a block, whatever is stored there.
   std::vector<std::uint64_t> state_words(std::int32_t group, BlockId block) const;
+  // Threads that advance long chunks in parallel, layer by layer; 1 until it is called.
+  void use_threads(int num_threads) { num_threads_ = num_threads; }
   // Sets the words of a state that advance_state() left open.
   void settle_state(std::int32_t group, BlockId block, StateWords words);
 
@@ -362,6 +364,8 @@ class MemoryModel {
                  std::int64_t slot_offset, const SlotContent& old, ContentId now);
   // Stores a state in a block of the group.
   void set_state(std::int32_t group, BlockId block, StateContent state);
+  std::shared_ptr<std::vector<std::uint64_t>> take_words(std::int32_t group, BlockId source,
+                                                         BlockId target) const;
   void advance_words(std::int32_t group, std::span<const ContentId> contents,
                      std::vector<std::uint64_t>& words) const;
 
@@ -401,6 +405,7 @@ class MemoryModel {
   std::int32_t num_lanes_ = 1;  // and one per module of the plan's draft model
   std::int32_t source_ = -1;    // group of the host pages; -1: none
   Numbers numbers_ = Numbers::words;
+  int num_threads_ = 1;
   std::int64_t step_ = 0;
   std::uint32_t epoch_ = 1;  // of the current step; never 0
   std::vector<Tensor> tensors_;

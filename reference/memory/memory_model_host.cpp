@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/parallel.h"
 #include "reference/memory/memory_model.h"
 #include "reference/memory/page_image.h"
 #include "reference/memory/row_words.h"
@@ -405,7 +406,7 @@ std::optional<std::string> MemoryModel::copy_state(std::int32_t group, BlockId s
       std::ranges::copy(bytes_of_state(before, layer, s), rows.begin());
       std::ranges::copy(moved, rows.begin());
     }
-  copied.words = std::make_shared<const std::vector<std::uint64_t>>(std::move(words));
+  copied.words = std::make_shared<std::vector<std::uint64_t>>(std::move(words));
   set_state(group, target, std::move(copied));
   return std::nullopt;
 }
@@ -438,7 +439,10 @@ void MemoryModel::settle_state(std::int32_t group, BlockId id, StateWords words)
 // Advances the words of all layers' states by the tokens, in order.
 void MemoryModel::advance_words(std::int32_t group, std::span<const ContentId> contents,
                                 std::vector<std::uint64_t>& words) const {
-  for (const ModelLayer& layer : layers_of(group)) {
+  constexpr std::size_t kMinWordsForThreads = std::size_t{1} << 24;  // 10 ms of one thread
+  const std::span<const ModelLayer> layers = layers_of(group);
+  const auto advance = [&](std::int64_t number) {
+    const ModelLayer& layer = layers[static_cast<std::size_t>(number)];
     for (std::size_t s = 0; s < layer.num_states(); ++s) {
       const auto of_state =
           std::span(words).subspan(layer.state_first_word[s], num_words(layer.state_bytes(s)));
@@ -446,7 +450,22 @@ void MemoryModel::advance_words(std::int32_t group, std::span<const ContentId> c
           coordinate(layer.share.layer, kPartState + static_cast<int>(s), layer.share.first_head);
       advance_state_words(contents, coord, of_state);
     }
-  }
+  };
+  const bool is_long = contents.size() * words.size() > kMinWordsForThreads;
+  for_each_in_parallel(std::ssize(layers), is_long ? num_threads_ : 1, advance);
+}
+
+// The zero state or the source's. Words that no other block shares are advanced in place, since they
+// may be many megabytes; others are copied.
+std::shared_ptr<std::vector<std::uint64_t>> MemoryModel::take_words(std::int32_t group,
+                                                                    BlockId source,
+                                                                    BlockId target) const {
+  using Words = std::vector<std::uint64_t>;
+  if (source == kNullBlock)
+    return std::make_shared<Words>(static_cast<std::size_t>(groups_[group].state_words));
+  const StateWords& held = block(source).state.words;
+  if (source == target && held.use_count() == 1) return std::const_pointer_cast<Words>(held);
+  return std::make_shared<Words>(*held);
 }
 
 // Checks that the worker continues the right state: the same group, token count and prefix. Real
@@ -462,8 +481,6 @@ std::optional<std::string> MemoryModel::advance_state(std::int32_t group, BlockI
   if (const std::int32_t owner = blocks_[target].group; owner != -1 && owner != group)
     return fmt::format("a state is written to block {}, which belongs to group {}",
                        index_of(target), owner);
-  // The zero state, unless a source replaces it.
-  std::vector<std::uint64_t> words(static_cast<std::size_t>(of.state_words));
   if (source != kNullBlock) {
     const BlockContent& from = block(source);
     if (from.group != group || from.state.writer == kNobody)
@@ -473,7 +490,6 @@ std::optional<std::string> MemoryModel::advance_state(std::int32_t group, BlockI
       return fmt::format(
           "a state after {} tokens is read from block {}, which holds {}'s after {} tokens",
           first_position, index_of(source), writer_name(from.state.writer), from.state.num_tokens);
-    if (numbers_ == Numbers::words) words = *from.state.words;
   } else if (first_position != 0) {
     return fmt::format("a state after {} tokens is read from the null block", first_position);
   }
@@ -484,8 +500,9 @@ std::optional<std::string> MemoryModel::advance_state(std::int32_t group, BlockI
                    .words = nullptr};
   // Real numbers stay null: settle_state() sets them after the check.
   if (numbers_ == Numbers::words) {
-    advance_words(group, contents, words);
-    now.words = std::make_shared<const std::vector<std::uint64_t>>(std::move(words));
+    auto words = take_words(group, source, target);
+    advance_words(group, contents, *words);
+    now.words = std::move(words);
   }
   set_state(group, target, std::move(now));
   return std::nullopt;

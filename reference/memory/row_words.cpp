@@ -87,16 +87,24 @@ LS_WIDE_WORDS std::size_t digest_wide(std::span<const std::uint64_t> words, std:
   return i;
 }
 
-// Words in the outer loop: each stays in a register for all tokens.
+// Words in the outer loop: they stay in registers for all tokens. Four vectors overlap, since each
+// multiplication of a vector needs its previous one: 32 words take 2.2 times as long as eight.
 LS_WIDE_WORDS std::size_t advance_wide(std::span<const ContentId> contents, std::uint64_t coord,
                                        std::span<std::uint64_t> words) {
+  constexpr std::size_t kVectors = 4, kWords = kVectors * kWideWords;
   std::size_t i = 0;
-  for (; i + kWideWords <= words.size(); i += kWideWords) {
-    Wide word = load_wide(words.data() + i);
-    // next_state_word(): the step's key is content ^ coord ^ i.
-    const Wide place = count_from(i) ^ coord;
-    for (const ContentId content : contents) word = word * kStateStep + mix(place ^ content);
-    store_wide(words.data() + i, word);
+  for (; i + kWords <= words.size(); i += kWords) {
+    Wide word[kVectors], place[kVectors];
+    for (std::size_t v = 0; v < kVectors; ++v) {
+      word[v] = load_wide(words.data() + i + v * kWideWords);
+      // next_state_word(): the step's key is content ^ coord ^ i.
+      place[v] = count_from(i + v * kWideWords) ^ coord;
+    }
+    for (const ContentId content : contents)
+      for (std::size_t v = 0; v < kVectors; ++v)
+        word[v] = word[v] * kStateStep + mix(place[v] ^ content);
+    for (std::size_t v = 0; v < kVectors; ++v)
+      store_wide(words.data() + i + v * kWideWords, word[v]);
   }
   return i;
 }

@@ -95,7 +95,9 @@ class RankRun final {
                  query_plan_of(config, backend), num_members_of(config)),
         comparer_(config_.backend, model_, worker_, backend_, config_.budget.untouched_pages,
                   summary_),
-        team_(num_members_of(config)) {}
+        team_(num_members_of(config)) {
+    model_.use_threads(team_.size());
+  }
 
   Result<void> begin() {
     return engine_worker_ == nullptr ? Result<void>() : engine_worker_->begin(config_.engine);

@@ -235,7 +235,6 @@ StateBefore ModelStep::state_before(const StateUpdate& update) const {
 Checked ModelStep::advance_states(const StepProgram& program, std::span<const RequestId> requests,
                                   StepExpectation& expected) {
   expected.states_before.clear();
-  // Updates and rows are both in batch order: one pass over each.
   // Updates and rows are both in batch order, so one pass suffices.
   std::size_t row = 0;
   for (const StateUpdate& update : program.state_updates) {

@@ -390,6 +390,34 @@ TEST(MemoryModel, AStateReadAtAnotherCountIsRefused) {
   EXPECT_EQ(*model->block(BlockId{4}).state.words, *model->block(BlockId{5}).state.words);
 }
 
+// States advance in place, and long chunks in several threads.
+TEST(MemoryModel, AnAdvancedStateLeavesItsCopiesAsTheyAreAndIsThatOfOneThread) {
+  const Setting setting = settings().back();
+  const std::vector<ContentId> contents(800'000, ContentId{7});  // of 22 words: 17 million updates
+  std::vector<std::vector<std::uint64_t>> by_threads;
+  for (const int num_threads : {1, 3}) {
+    auto model =
+        MemoryModel::create(setting.plan, setting.backend, setting.layout, LayoutRule::isolated);
+    ASSERT_TRUE(model);
+    model->use_threads(num_threads);
+    const WriterId writer = model->add_writer("r0");
+    const auto advance = [&](BlockId source, std::int64_t position) {
+      EXPECT_EQ(model->advance_state(1, source, BlockId{2}, position,
+                                     position == 0 ? kEmptyPrefix : contents[0], contents, writer),
+                std::nullopt);
+      return *model->block(BlockId{2}).state.words;
+    };
+    const auto first = advance(kNullBlock, 0);
+    EXPECT_EQ(model->copy_state(1, BlockId{2}, BlockId{4}, BlockId{2}, 0), std::nullopt);
+    const auto second = advance(BlockId{2}, std::ssize(contents));
+    const auto third = advance(BlockId{2}, 2 * std::ssize(contents));  // nothing shares its words
+    EXPECT_EQ(*model->block(BlockId{4}).state.words, first);
+    EXPECT_NE(second, first);
+    by_threads.push_back(third);
+  }
+  EXPECT_EQ(by_threads[0], by_threads[1]);
+}
+
 TEST(PrefixContent, DependsOnTheTokensBeforeItAndOnNothingElse) {
   PrefixContent a, b;
   for (const int token : {5, 6, 7}) a.append(token);
