@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/stop_signal.h"
 
 namespace lockstep {
 namespace {
@@ -120,8 +121,13 @@ Result<OutputFile> OutputFile::create(const std::string& path) {
   }
   // A device or FIFO is opened without O_TRUNC, which has no meaning for it.
   const int truncates = S_ISREG(file.st_mode) ? O_TRUNC : 0;
-  const int fd = ::open(target.c_str(), O_WRONLY | O_CLOEXEC | truncates);
+  // O_NONBLOCK: open() of a FIFO without a reader would wait, and restart after a stop signal.
+  const int flags = O_WRONLY | O_CLOEXEC | truncates;
+  int fd = ::open(target.c_str(), flags | O_NONBLOCK);
+  for (; fd < 0 && errno == ENXIO && !stop_requested(); ::usleep(10'000))
+    fd = ::open(target.c_str(), flags | O_NONBLOCK);
   if (fd < 0) return refuse(path, "written");
+  ::fcntl(fd, F_SETFL, flags);
   return OutputFile(path, target, "", fd);
 }
 

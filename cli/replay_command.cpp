@@ -23,6 +23,7 @@
 #include "cli/commands.h"
 #include "cli/failing_case.h"
 #include "cli/options/engine_model.h"
+#include "cli/options/output_option.h"
 #include "cli/options/replay_options.h"
 #include "cli/output/reports.h"
 #include "cli/output/terminal.h"
@@ -46,6 +47,27 @@ std::string path_of_rank(const std::string& path, std::size_t dp_rank, std::size
   return (whole.parent_path() /
           fmt::format("{}.dp{}{}", whole.stem().string(), dp_rank, whole.extension().string()))
       .string();
+}
+
+// With several engines, these outputs are a file per data parallel rank. None of them may be another
+// file of the command.
+Result<void> check_outputs_of_ranks(const ReplayOptions& options, std::size_t dp_size) {
+  if (dp_size == 1) return {};
+  std::vector<std::string> taken = {options.file, options.reports.json_path,
+                                    options.reports.junit_path, options.reports.summary_path};
+  for (const std::string& path : {options.hashes_path, options.cache_events_path,
+                                  options.report_path, options.perfetto_path}) {
+    if (path == "-")
+      return fail("-: each of {} data parallel ranks writes a file of its own; name one", dp_size);
+    for (std::size_t rank = 0; rank < dp_size && !path.empty(); ++rank) {
+      const std::string of_rank = path_of_rank(path, rank, dp_size);
+      if (std::ranges::any_of(taken, [&](const auto& at) { return is_same_file(at, of_rank); }))
+        return fail("{}: data parallel rank {} would write it, and the command already names it",
+                    of_rank, rank);
+      taken.push_back(of_rank);
+    }
+  }
+  return {};
 }
 
 // Observes one engine: shows progress, collects the events of the prefix cache, and ends the run at
@@ -314,9 +336,12 @@ Result<std::string> leave_case(const ReplayOptions& options, const OpenReplay& p
   return explanation;
 }
 
-// Refuses options of another worker, and --save-facts for an input or backend without facts: they
-// are written into a recording, and only an engine's own worker reports them.
-Result<void> check_worker_wanted(const ReplayOptions& options, const PreparedReplay& prepared) {
+// Refuses outputs of ranks that replace a file of the command, options of another worker, and
+// --save-facts for an input or backend without facts: they are written into a recording, and only
+// an engine's own worker reports them.
+Result<void> check_options_of_run(const ReplayOptions& options, const PreparedReplay& prepared) {
+  const auto dp_size = static_cast<std::size_t>(prepared.config.data_parallel.dp_size);
+  LS_RETURN_IF_ERROR(check_outputs_of_ranks(options, dp_size));
   LS_RETURN_IF_ERROR(check_worker_options(prepared.run.backend, options.worker));
   if (options.facts_path.empty()) return {};
   if (prepared.format != FileFormat::recording)
@@ -343,6 +368,7 @@ Result<std::optional<JudgedCase>> judge_saved(const ReplayOptions& options,
   if (options.run.has("backend")) judging.backend = options.run.spec.backend;
   LS_ASSIGN_OR_RETURN(auto saved, load_case(options.file, judging));
   if (!saved.expected || saved.expected->check.empty()) return std::nullopt;
+  LS_RETURN_IF_ERROR(check_options_of_saved_case(request_of(options)));
   LS_RETURN_IF_ERROR(start_workers(saved, judging));
   LS_ASSIGN_OR_RETURN(auto failure, failure_of(saved, judging));
   return JudgedCase{.saved = std::move(saved), .failure = std::move(failure)};
@@ -366,6 +392,10 @@ int leave_judged(const ReplayOptions& options, const JudgedCase& judged, Command
           : stable_line(failure.check, failure.step, failure.request, failure.what);
   fmt::print("{} ({})\nVerdict: {}\n{}", options.file, name_of(FileFormat::saved_case), words,
              reproduction_text(saved.expected, failure));
+  if (!options.report_path.empty() || !options.perfetto_path.empty() ||
+      !options.hashes_path.empty() || !options.cache_events_path.empty())
+    fmt::print("Not written: --report, --perfetto, --hashes, --cache-events. {} judges this case\n",
+               failure.kind == "crash" || failure.kind == "hang" ? "Another process" : "No run");
   if (out.wants_json()) {
     nlohmann::ordered_json json = {{"file", options.file}, {"verdict", expected_of(failure).kind}};
     json.update(json_of(failure));
@@ -426,6 +456,8 @@ void add_not_checked(const ReplayOptions& options, const OpenReplay& prepared,
   if (const std::string* reason = others.not_audited(); reason != nullptr && !reason->empty())
     summary.not_checked.push_back("the audit: " + *reason);
   if (others.audit == nullptr) return;
+  if (prepared.config.engine.host_pool_num_blocks > 0)
+    summary.not_checked.push_back("all_resident: whether a step reads rows of the host");
   const std::string& engine = prepared.recording->header.options.config.engine;
   summary.not_checked.push_back(
       find_engine_profile(engine) == nullptr
@@ -490,12 +522,12 @@ Result<int> replay(ReplayOptions& options, CommandReport& out) {
   };
   LS_ASSIGN_OR_RETURN(
       auto prepared, open_replay(request, judging.engines, backend_of, options.decisions.conforms));
-  LS_RETURN_IF_ERROR(check_worker_wanted(options, prepared));
+  LS_RETURN_IF_ERROR(check_options_of_run(options, prepared));
   std::optional<HiddenStateFolder> folder;
   if (!options.hidden_states_dir.empty()) {
     folder.emplace(options.hidden_states_dir);
-    const bool has_backend = !prepared.session->engines().front().ranks.empty();
-    LS_RETURN_IF_ERROR(folder->check(prepared.config, has_backend));
+    LS_RETURN_IF_ERROR(
+        folder->check(prepared.config, !prepared.session->engines().front().ranks.empty()));
   }
   print_head(options, judging, prepared);
 

@@ -122,11 +122,12 @@ void declare_decisions(CLI::App& command, DecisionsOptions& options) {
                   "scheduler to use instead of the model: vllm[:DIR], sglang[:DIR], or a command "
                   "that speaks docs/protocols.md")
       ->type_name("ENGINE");
-  declare_decisions_timeout(command, options.timeout_s);
+  declare_decisions_timeout(command, options.timeout_s)->needs("--decisions");
 }
 
-void declare_decisions_timeout(CLI::App& command, std::int64_t& timeout_s) {
-  command.add_option("--decisions-timeout", timeout_s, "reply timeout of an engine in seconds")
+CLI::Option* declare_decisions_timeout(CLI::App& command, std::int64_t& timeout_s) {
+  return command
+      .add_option("--decisions-timeout", timeout_s, "reply timeout of an engine in seconds")
       ->check(CLI::Range(1, 86'400).description(""))
       ->type_name("S")
       ->capture_default_str();

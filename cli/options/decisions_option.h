@@ -30,7 +30,7 @@ struct DecisionsOptions {
 // for the same command have no effect.
 void declare_engine_python(CLI::App& command);
 // Declares --decisions-timeout.
-void declare_decisions_timeout(CLI::App& command, std::int64_t& timeout_s);
+CLI::Option* declare_decisions_timeout(CLI::App& command, std::int64_t& timeout_s);
 // Declares --decisions, --decisions-timeout and --engine-python.
 void declare_decisions(CLI::App& command, DecisionsOptions& options);
 

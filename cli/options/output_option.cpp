@@ -19,15 +19,6 @@ std::string sentence_of(const Result<void>& checked) {
   return checked ? std::string() : checked.error().message;
 }
 
-// True if both paths name one regular file, which need not exist yet.
-bool is_same_file(const std::string& one, const std::string& other) {
-  namespace fs = std::filesystem;
-  std::error_code error;
-  if (fs::exists(one, error) || fs::exists(other, error))
-    return fs::is_regular_file(one, error) && fs::equivalent(one, other, error);
-  return fs::weakly_canonical(one, error) == fs::weakly_canonical(other, error);
-}
-
 // True for a value that may be an input: a positional argument, or the value of an option that
 // looks like a path and not like a word ("mooncake" of --as).
 bool may_be_input(const CLI::Option& option, const std::string& value) {
@@ -52,6 +43,14 @@ std::string sharer_of(const CLI::App& command, const CLI::Option& given, const s
 }
 
 }  // namespace
+
+bool is_same_file(const std::string& one, const std::string& other) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  if (fs::exists(one, error) || fs::exists(other, error))
+    return fs::is_regular_file(one, error) && fs::equivalent(one, other, error);
+  return fs::weakly_canonical(one, error) == fs::weakly_canonical(other, error);
+}
 
 CLI::Option* declare_output(CLI::App& command, const std::string& flag, std::string& path,
                             const std::string& help) {

@@ -22,6 +22,8 @@ CLI::Option* declare_output(CLI::App& command, const std::string& flag, std::str
 // Declares an output folder, which need not exist yet.
 CLI::Option* declare_output_folder(CLI::App& command, const std::string& flag, std::string& path,
                                    const std::string& help);
+// True if both paths name one regular file, which need not exist yet.
+bool is_same_file(const std::string& one, const std::string& other);
 // True for an option that one of these functions declared.
 bool names_output(const CLI::Option& option);
 // Throws CLI::ValidationError if an output file of a parsed command is also another output or an

@@ -102,10 +102,11 @@ void declare_field(CLI::App& command, const RunField& field, GivenRun& out) {
 Result<std::unique_ptr<Backend>> make_backend(std::string_view name, const BackendConfig& config) {
   if (name == "none") {
     if (config.check != CheckMode::fast || !config.mutant.empty() || config.num_streams > 1 ||
-        config.max_cudagraph_capture_size > 0 || config.numbers != Numbers::words) {
+        config.delay_streams || config.max_cudagraph_capture_size > 0 ||
+        config.numbers != Numbers::words) {
       return fail(
-          "--check, --mutant, --streams, --graphs and --numbers need a backend; --backend none "
-          "runs only the model");
+          "--check, --mutant, --streams, --delay-streams, --graphs and --numbers need a backend; "
+          "--backend none runs only the model");
     }
     return std::unique_ptr<Backend>();
   }

@@ -35,7 +35,12 @@ def groups_of(rng: random.Random, block_size: int) -> list[dict[str, Any]]:
     specs += [{"type": "hisparse_hot"} | page | hot] * num_resident
     if rng.random() < 0.2:
         specs.append(scenarios.sliding(block_size, rng.choice((8, 20))))
-    groups = [{"layers": [f"layers.{i}"], "spec": spec} for i, spec in enumerate(specs)]
+    sources = [f"layers.{i}" for i in range(num_resident)]
+    names = [sources, [f"{name}.indexer" for name in sources]]
+    for suffix in ("hisparse_resident", "hisparse_hot"):  # as vLLM names them
+        names += [[f"{name}.{suffix}"] for name in sources]
+    names.append([f"layers.{num_resident}"])
+    groups = [{"layers": of, "spec": spec} for of, spec in zip(names, specs, strict=False)]
     groups[0]["role"] = "hisparse_source"
     groups[1]["role"] = "hisparse_indexer"
     return groups

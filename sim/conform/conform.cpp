@@ -274,7 +274,7 @@ LiveConform::LiveConform(std::string judged_as, std::unique_ptr<ConformRun> mode
 LiveConform::~LiveConform() = default;
 
 Result<std::unique_ptr<LiveConform>> LiveConform::open(const RecordingHeader& header) {
-  auto recording = make_growing_recording(header.connector);
+  auto recording = make_growing_recording(header);
   GrowingRecording& growing = *recording;
   LS_ASSIGN_OR_RETURN(auto model, ConformRun::open(header, std::move(recording)));
   std::unique_ptr<LiveConform> live(

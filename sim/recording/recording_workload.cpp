@@ -179,18 +179,11 @@ std::shared_ptr<const Recording> without_sessions(std::shared_ptr<const Recordin
 
 class RecordedWorkload final : public GrowingRecording {
  public:
-  // `followed`: of the recording whose decisions are followed; null: the model's are.
-  RecordedWorkload(RecordedSteps source, const std::optional<RecordedConnectorConfig>& connector,
-                   const RecordingHeader* followed = nullptr)
-      : source_(std::move(source)),
-        decide_(followed == nullptr ? Decides::model : Decides::recording) {
-    if (!connector) return;
-    connector_.emplace(*connector, step_);
-    if (followed == nullptr)
-      peers_.emplace(*connector_);
-    else
-      peers_.emplace(*connector_, true, followed->groups,
-                     followed->options.config.host_pool_num_blocks);
+  RecordedWorkload(RecordedSteps source, const RecordingHeader& header, Decides decide)
+      : source_(std::move(source)), decide_(decide) {
+    if (!header.connector) return;
+    connector_.emplace(*header.connector, step_);
+    peers_.emplace(*connector_, true, header.groups, header.options.config.host_pool_num_blocks);
     followed_.emplace(step_, *peers_);
   }
 
@@ -308,20 +301,20 @@ class RecordedWorkload final : public GrowingRecording {
 }  // namespace
 
 std::unique_ptr<RecordingWorkload> make_recording_workload(RecordingReader reader) {
-  const auto connector = reader.header().connector;
-  return std::make_unique<RecordedWorkload>(RecordedSteps(std::move(reader)), connector);
+  const RecordingHeader header = reader.header();
+  return std::make_unique<RecordedWorkload>(RecordedSteps(std::move(reader)), header,
+                                            Decides::model);
 }
 
 std::unique_ptr<RecordingWorkload> make_recording_workload(
     std::shared_ptr<const Recording> recording, std::string path) {
-  const auto connector = recording->header.connector;
-  return std::make_unique<RecordedWorkload>(RecordedSteps(std::move(recording), std::move(path)),
-                                            connector);
+  const RecordingHeader& header = recording->header;
+  return std::make_unique<RecordedWorkload>(RecordedSteps(recording, std::move(path)), header,
+                                            Decides::model);
 }
 
-std::unique_ptr<GrowingRecording> make_growing_recording(
-    const std::optional<RecordedConnectorConfig>& connector) {
-  return std::make_unique<RecordedWorkload>(RecordedSteps(), connector);
+std::unique_ptr<GrowingRecording> make_growing_recording(const RecordingHeader& header) {
+  return std::make_unique<RecordedWorkload>(RecordedSteps(), header, Decides::model);
 }
 
 namespace {
@@ -504,7 +497,7 @@ FollowedRecording follow_recording(std::shared_ptr<const Recording> recording, s
   recording = without_sessions(std::move(recording));
   const RecordingHeader& header = recording->header;
   auto clients = std::make_unique<RecordedWorkload>(RecordedSteps(recording, std::move(path)),
-                                                    header.connector, &header);
+                                                    header, Decides::recording);
   return {.clients = std::move(clients),
           .decisions = [recording = std::move(recording)](
                            const EngineToDecide&) -> Result<std::unique_ptr<DecisionSource>> {

@@ -33,8 +33,7 @@ class GrowingRecording : public RecordingWorkload {
   // Before the step's turn; and again with what it came to, before the step is executed.
   virtual void show(const RecordedStep& step) = 0;
 };
-std::unique_ptr<GrowingRecording> make_growing_recording(
-    const std::optional<RecordedConnectorConfig>& connector);
+std::unique_ptr<GrowingRecording> make_growing_recording(const RecordingHeader& header);
 
 // Inputs that the model's scheduler does not support, one line that names the first; empty: all are
 // supported.

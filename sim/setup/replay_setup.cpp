@@ -373,13 +373,9 @@ Result<void> resolve_recording(const ReplayRequest& request, const ReplayInput& 
   return {};
 }
 
-// A saved case fixes the run. Only the backend, its check mode and another decider may be given.
 Result<void> resolve_saved_case(const ReplayRequest& request, const ReplayInput& input,
                                 PreparedReplay& prepared) {
-  std::string flag = request.run.first_said_by(kBySavedCase);
-  if (flag.empty() && request.saves) flag = "--save";
-  if (!flag.empty())
-    return fail("{}: a saved case has its own configuration; omit {}", request.file, flag);
+  LS_RETURN_IF_ERROR(check_options_of_saved_case(request));
   SavedCase saved = *input.saved;
   LS_RETURN_IF_ERROR(check_profile(request.file, saved.engine.engine));
   if (request.other_engine) saved.decide = Decides::model;
@@ -428,6 +424,13 @@ void keep_recording(const std::string& path, Recording recording, std::int64_t c
 }
 
 }  // namespace
+
+Result<void> check_options_of_saved_case(const ReplayRequest& request) {
+  std::string flag = request.run.first_said_by(kBySavedCase);
+  if (flag.empty() && request.saves) flag = "--save";
+  if (flag.empty()) return {};
+  return fail("{}: a saved case has its own configuration; omit {}", request.file, flag);
+}
 
 Result<ReplayInput> read_input(const ReplayRequest& request) {
   ReplayInput input;

@@ -82,6 +82,8 @@ Result<PreparedReplay> prepare_replay(const ReplayRequest& request);
 // profile if that engine has none.
 std::string profile_for_memory(const RecordingHeader& header);
 
+// A saved case fixes the run: only the backend, its check mode and another decider may be given.
+Result<void> check_options_of_saved_case(const ReplayRequest& request);
 // Refuses the file of an engine without a profile: the model cannot make its decisions.
 Result<void> check_profile(const std::string& path, const std::string& engine);
 

@@ -584,7 +584,7 @@ Result<std::unique_ptr<Backend>> make_worker_backend(std::shared_ptr<ForeignEngi
   if (!config.mutant.empty())
     return refuse(fmt::format("mutant {} is not its own; plant a defect in the worker with --plant",
                               config.mutant));
-  if (config.num_host_blocks > 0) return refuse("a host tier is not supported");
+  if (config.num_host_blocks > 0) return refuse("KV connectors and host tiers are not supported");
   for (const KVCacheGroupSpec& group : config.plan.groups)
     if (!is_prefix_cacheable(group.spec) || !has_row_per_token(group) ||
         reads_beside_tokens(group.spec))

@@ -217,6 +217,15 @@ TEST(Interrupts, AFifoWithoutAWriterDoesNotKeepTheSignal) {
   EXPECT_EQ(run.wait(), 143);
 }
 
+TEST(Interrupts, AFifoWithoutAReaderEndsAtTheSignal) {
+  const std::string fifo = fresh_path("fifo");
+  ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);
+  Running run({"replay", kSample, "--backend", "none", "--hashes", fifo});
+  run.wait_until_it_works();
+  run.send(SIGTERM);
+  EXPECT_EQ(run.wait(), 143);
+}
+
 // `timeout` signals the process and then its group: one signal, seen twice.
 TEST(Interrupts, TheTwoSignalsOfTimeoutAreOne) {
   const std::string json = fresh_path("timeout.json");

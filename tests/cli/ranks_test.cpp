@@ -90,6 +90,23 @@ TEST(ReplayOverEngines, BesideConnectorsOfTheirOwnLoadsAndComparesInEach) {
   EXPECT_GE(ranks_json(planted, 1).at("divergence").at("dp_rank"), 0);
 }
 
+TEST(ReplayOverEngines, WritesNoFileThatTheCommandAlreadyNames) {
+  const std::string input = fresh_path("t.dp0.jsonl");
+  const std::string hashes = replaced(input, ".dp0", ""), text = read_text(kSample);
+  write_text(input, text);
+  const Outcome over_the_input = run_lockstep(
+      {"replay", input, "--backend", "none", "--hashes", hashes, "--data-parallel-size", "2"});
+  EXPECT_EQ(over_the_input.status, 2);
+  EXPECT_NE(over_the_input.err.find("t.dp0.jsonl: data parallel rank 0 would write it"),
+            std::string::npos)
+      << over_the_input.err;
+  EXPECT_EQ(read_text(input), text);
+  const Outcome over_the_json =
+      run_lockstep({"replay", kSample, "--backend", "none", "--hashes", hashes, "--json",
+                    replaced(input, ".dp0", ".dp1"), "--data-parallel-size", "2"});
+  EXPECT_EQ(over_the_json.status, 2) << over_the_json.out;
+}
+
 TEST(ReplayOverEngines, FromCapturedGraphsAgreesOnTheirSize) {
   const Json json = ranks_json({"--data-parallel-size", "3", "--graphs", "64"}, 0);
   EXPECT_EQ(json.at("verdict"), "agreed");

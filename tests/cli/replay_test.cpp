@@ -205,6 +205,23 @@ TEST(Replay, WithoutABackendDecidesTheSameAndSaysThatNothingWasCompared) {
   EXPECT_FALSE(alone.at("not_checked").empty());
 }
 
+// The recorded loads reach the host's pages whether the recording decides or the model.
+TEST(Replay, OfHiSparseMovesItsPagesWhicheverDecides) {
+  const std::string folder = LOCKSTEP_SOURCE_DIR "/tests/conformance/hisparse/";
+  for (const char* decider : {"recording", "model"}) {
+    for (const char* file : {"hisparse/0011.jsonl", "hisparse_async/0054.jsonl"})
+      EXPECT_EQ(
+          run_lockstep({"replay", folder + file, "--backend", "simt", "--decide", decider}).status,
+          0)
+          << file << " " << decider;
+    // Finding 46: the page that a load within a step should fill.
+    const Outcome empty = run_lockstep({"replay", folder + "hisparse_drafts/0011.jsonl",
+                                        "--backend", "simt", "--decide", decider});
+    EXPECT_EQ(empty.status, 1) << decider;
+    EXPECT_NE(empty.out.find("over r3's tokens [0, 16) is wrong"), std::string::npos) << empty.out;
+  }
+}
+
 TEST(Replay, InAPoolTooSmallForARequestIsStuckAndNamesIt) {
   const Outcome outcome =
       run_lockstep({"replay", kSample, "--backend", "none", "--num-blocks", "3"});

@@ -297,6 +297,15 @@ void transfer_fields(Io& io, FieldsOf<Io, RecordedTransfers>& transfers,
   io.optional("offload", transfers.offload, form::Raw{});
 }
 
+// True if the worker received what its parts received: vLLM's MultiConnector reports the union.
+bool agrees_with_parts(const RecordedStep& step) {
+  std::set<std::string_view> of_parts, of_worker;
+  for (const RecordedPartReport& part : step.transfers.parts_worker)
+    of_parts.insert(part.received.begin(), part.received.end());
+  if (step.worker) of_worker.insert(step.worker->received.begin(), step.worker->received.end());
+  return of_parts == of_worker;
+}
+
 // What the worker and the model returned for the step, and what the engine did with it. `sampled`
 // is always present, as {} for a step without requests.
 template <class Io>
@@ -359,6 +368,9 @@ void fields(Io& io, FieldsOf<Io, RecordedStep>& step, const RecordingHeader& hea
   input_fields(io, step.inputs, header);
   transfer_fields(io, step.transfers, header);
   output_fields(io, step, header);
+  if constexpr (Io::kReads)
+    if (auto parts = io.object.optional("parts_worker"); parts && !agrees_with_parts(step))
+      parts.refuse_because("its parts received other requests than worker.received names");
 }
 
 // A single group of tokens: an entry of its tables has a block of each rank that shards it.
