@@ -98,14 +98,15 @@ void add_row(const PlanReport& report, const std::string& head, std::int64_t pro
                   : report.workers.front();
   const Waste waste = waste_of(report);
   const std::int64_t token_bytes = bytes_per_token(report, worker);
-  const std::int64_t resend_tokens = resend_hit_tokens(report.hit_step_tokens, prompt_tokens);
+  const std::int64_t resend_tokens = std::max<std::int64_t>(
+      resend_hit_tokens(report.hit_step_tokens, prompt_tokens) - report.replayed_tokens, 0);
   row["block_size"] = report.aligned.block_size;
   row["num_blocks"] = worker.num_blocks;
   row["capacity_tokens"] = worker.capacity_tokens;
   row["max_concurrency"] = worker.max_concurrency;
   row["bytes_per_token"] = token_bytes;
   row["resend_hit_tokens"] = resend_tokens;
-  fmt::print("{}{:>8}{:>9}{:>12}{:>12}{:>8.2f}{:>10}{:>9}{:>9}{:>8}\n", head,
+  fmt::print("{}{:>8}{:>9}{:>12}{:>12}{:>8.2f} {:>9}{:>9}{:>9}{:>8}\n", head,
              with_commas(report.aligned.block_size), with_commas(worker.num_blocks),
              with_commas(worker.capacity_tokens), waste.older, worker.max_concurrency,
              with_commas(token_bytes), waste.padding, waste.empty,

@@ -50,7 +50,8 @@ struct Exported {
   Trace trace;
   std::optional<EngineConfig> engine;  // of a saved case or recording; absent: a trace
   std::int64_t num_blocks = 0;
-  std::string cut_off = {};  // where a recording ends early; empty: it is complete
+  std::string cut_off = {};              // where a recording ends early; empty: it is complete
+  std::vector<std::string> chosen = {};  // the importer's assumptions
 };
 
 Result<Trace> requests_of(const Recording& recording, const std::string& file) {
@@ -80,7 +81,7 @@ Result<Exported> read_requests(const ExportCommand& command) {
   }
   LS_ASSIGN_OR_RETURN(const auto reader, open_trace(command.file, format, command.import));
   LS_ASSIGN_OR_RETURN(auto trace, read_all(*reader));
-  return Exported{std::move(trace), {}, 0};
+  return Exported{std::move(trace), {}, 0, {}, reader->assumed()};
 }
 
 // REQUIRES: a name of export_formats(), which the option's check ensures.
@@ -133,6 +134,7 @@ std::string summary_text(const ExportCommand& command, const ExportedTrace& expo
                                  command.as, counted(exported.block_tokens, "token"));
   for (const LeftOut& left_out : exported.left_out)
     text += fmt::format("  left out: {} ({} times)\n", left_out.what, with_commas(left_out.count));
+  for (const std::string& chosen : read.chosen) text += fmt::format("  chosen: {}\n", chosen);
   if (!read.cut_off.empty())
     text += fmt::format("  {} is {}: unfinished requests get max_tokens of output\n", command.file,
                         read.cut_off);
@@ -148,11 +150,13 @@ std::string summary_text(const ExportCommand& command, const ExportedTrace& expo
   return text;
 }
 
-std::string totals_json(const ExportCommand& command, const ExportedTrace& exported) {
+std::string totals_json(const ExportCommand& command, const ExportedTrace& exported,
+                        const Exported& read) {
   nlohmann::ordered_json json{{"file", command.file},
                               {"as", command.as},
                               {"requests", exported.num_requests},
                               {"block_tokens", exported.block_tokens},
+                              {"chosen", read.chosen},
                               {"left_out", nlohmann::ordered_json::array()}};
   for (const LeftOut& left_out : exported.left_out)
     json["left_out"].push_back({{"what", left_out.what}, {"count", left_out.count}});
@@ -175,7 +179,7 @@ Result<int> export_requests(const ExportCommand& command) {
     fmt::print("{}", summary);
   }
   if (!command.json_path.empty())
-    LS_RETURN_IF_ERROR(write_output(command.json_path, totals_json(command, exported)));
+    LS_RETURN_IF_ERROR(write_output(command.json_path, totals_json(command, exported, read)));
   return kExitAgreed;
 }
 

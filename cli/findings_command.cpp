@@ -407,8 +407,10 @@ void add_findings_command(CLI::App& app, int& exit_code) {
       ->type_name("ENGINE");
   declare_engine_python(*command);
   declare_decisions_timeout(*command, options->timeout_s);
-  command->add_option("--cases", options->folder,
-                      "folder of the cases (tests/regressions of the source tree)");
+  command
+      ->add_option("--cases", options->folder,
+                   "folder of the cases (tests/regressions of the source tree)")
+      ->needs("--engine");
   command->add_flag("--markdown", options->as_markdown,
                     "the table in the form of docs/reference/findings_by_release.md");
   declare_output_folder(*command, "--save", options->save_dir,

@@ -161,21 +161,37 @@ Result<PlanOptions> plan_options(const LayoutArguments& a, const ModelSpec& mode
   // Only the overlaid planner places the layers of a draft model.
   LS_ASSIGN_OR_RETURN(const bool placed, is_placed(a));
   o.has_drafter = placed && o.num_spec > 0;
+  o.overlays_groups = placed;
   // A request of a model's full million tokens would not fit most memories, and the plan would be
   // refused.
   if (o.max_model_len == 0) o.max_model_len = std::min<std::int64_t>(model.max_model_len, 32768);
   LS_RETURN_IF_ERROR(a.kv_dtype == "auto" ? take_checkpoint_format(model, o)
                                           : set_kv_dtype(a.kv_dtype, o));
+  const auto fixed = std::ranges::find_if(
+      model.kinds, [](const LayerKind& kind) { return !kind.spec.cache_dtype_str.empty(); });
+  if (a.kv_dtype != "auto" && o.kv_dtype != DType::fp8_e4m3 && fixed != model.kinds.end())
+    return fail("--kv-dtype {}: the model fixes rows of {} (cache_dtype_str of `{}`); use fp8",
+                a.kv_dtype, fixed->spec.cache_dtype_str, fixed->name);
   if (!a.ssm_dtype.empty()) {
     LS_ASSIGN_OR_RETURN(o.ssm_dtype, parse_word<DType>("--ssm-dtype", a.ssm_dtype, dtype_from_name,
-                                                       "bf16, fp16, fp32, fp8"));
+                                                       "bf16, fp16, fp32"));
+    const bool has_kda = std::ranges::any_of(model.kinds, [](const LayerKind& kind) {
+      return is_state_kind(kind.spec.kind) && kind.states.family == StateFamily::kda;
+    });
+    if (itemsize_bytes(*o.ssm_dtype) == 1 || (has_kda && o.ssm_dtype != DType::fp32))
+      return fail("--ssm-dtype {}: the planner keeps {}; use another", a.ssm_dtype,
+                  has_kda ? "the states of KDA in fp32" : "states in fp32, bf16 or fp16");
   }
   LS_ASSIGN_OR_RETURN(o.mamba_cache_mode,
                       parse_word<MambaCacheMode>("--mamba-cache-mode", a.mamba_cache_mode,
                                                  from_name<MambaCacheMode>, "none, align, all"));
-  LS_ASSIGN_OR_RETURN(o.backend, parse_word<AttentionBackend>(
-                                     "--backend", a.backend, from_name<AttentionBackend>,
+  if (!a.backend.empty()) {
+    LS_ASSIGN_OR_RETURN(
+        o.backend,
+        parse_word<AttentionBackend>("--backend", a.backend, from_name<AttentionBackend>,
                                      "flash_attn, flashinfer, triton_attn, triton_mla, flashmla"));
+    LS_RETURN_IF_ERROR(check_backend(model, o));
+  }
   LS_ASSIGN_OR_RETURN(o.memory_bytes, parse_size("--memory", a.memory));
   LS_RETURN_IF_ERROR(take_model(model, o));
   if (a.host_pool.empty()) return o;

@@ -25,7 +25,7 @@ struct LayoutArguments {
   std::string kv_dtype = "auto";         // "auto": that of the model or its checkpoint
   std::string ssm_dtype;
   std::string mamba_cache_mode = "none";
-  std::string backend = "flash_attn";
+  std::string backend;  // empty: as the engine chooses
   std::string layout = "NHD";
   std::string engine = EngineConfig{}.engine;  // release whose planner runs
   std::string memory = "40GiB";

@@ -52,6 +52,8 @@ std::string backend_for(const NamedSpec& layer, AttentionBackend chosen, RingsOf
     if (spec.cache_dtype_str == "fp8_ds_mla") return "flashmla_sparse";
   } else if (const auto reader = only_reader({layer})) {
     return std::string(name_of(*reader));
+  } else if (spec.dtype == DType::fp8_e5m2 && chosen == AttentionBackend::flash_attn) {
+    return "triton_attn";  // FlashAttention does not read e5m2 (flash_attn.py)
   }
   const auto backend = layer_backend(spec, chosen);
   LS_CHECK(backend.has_value(), "{} has no backend", layer.name);
@@ -59,13 +61,14 @@ std::string backend_for(const NamedSpec& layer, AttentionBackend chosen, RingsOf
 }
 
 // What the model says of the layer.
-Result<PlacementLayer> facts_of(const NamedSpec& named, AttentionBackend chosen, RingsOf rings) {
+Result<PlacementLayer> facts_of(const NamedSpec& named, const PlanOptions& options, RingsOf rings) {
   const KVCacheSpec& given = named.spec;
   if (keeps_nothing(given.kind) || keeps_pages(given.kind))
     return fail("{}: layers of kind {} are planned only from recordings", named.name,
                 name_of(given.kind));
   PlacementLayer layer{.name = named.name, .spec = given, .backend = named.backend};
-  if (layer.backend.empty()) layer.backend = backend_for(named, chosen, rings);
+  if (layer.backend.empty()) layer.backend = backend_for(named, options.backend, rings);
+  layer.is_unquantized = keeps_pairs(given) && given.dtype != options.kv_dtype;
   layer.fixed_block_size = given.block_size;
   KVCacheSpec& spec = *layer.spec;
   forget_plan(spec);
@@ -183,7 +186,7 @@ Result<ModelPlacement> place_model(const LayerSpecs& layers, DType model_dtype,
   std::vector<PlacementLayer> facts;
   const RingsOf rings = rings_of(layers);
   for (const NamedSpec& named : layers) {
-    LS_ASSIGN_OR_RETURN(auto layer, facts_of(named, options.backend, rings));
+    LS_ASSIGN_OR_RETURN(auto layer, facts_of(named, options, rings));
     facts.push_back(std::move(layer));
   }
   if (options.host_pool_bytes > 0) {

@@ -172,6 +172,14 @@ std::int64_t checkpoint_alignment(const std::vector<PlacementLayer>& layers) {
   return all_on_grid ? kGatedDeltaChunk : 1;
 }
 
+// Bytes of a state as the model class states them: LFM2's omits the drafts (lfm2.py,
+// get_mamba_state_shape_from_config()).
+std::int64_t stated_bytes(const KVCacheSpec& spec, std::int64_t drafts) {
+  const std::vector<std::int64_t>& dims = spec.states.front().dims;
+  if (spec.states.size() != 1 || dims.size() != 2) return content_bytes(spec);
+  return content_bytes(spec) / dims[0] * (dims[0] - drafts);
+}
+
 // The attention block grows until its page holds the states; their page is padded to it.
 void align_to_states(const std::vector<PlacementLayer>& layers, const KVCacheSpec& heads,
                      const std::vector<TokenBackend>& backends, const PlacementOptions& options,
@@ -179,7 +187,7 @@ void align_to_states(const std::vector<PlacementLayer>& layers, const KVCacheSpe
   std::int64_t state_bytes = 0;
   for (const PlacementLayer& layer : layers)
     if (layer.spec && is_state_kind(layer.spec->kind))
-      state_bytes = std::max(state_bytes, content_bytes(*layer.spec));
+      state_bytes = std::max(state_bytes, stated_bytes(*layer.spec, options.drafted_tokens()));
   if (state_bytes == 0) return;
   const CacheFormat format = cache_format(options.format, options.model_dtype);
   const bool has_mla = is_mla(heads.kind);
@@ -383,6 +391,11 @@ struct SpecMaker {
 // the ring of an open pool divides the block.
 Result<void> check_format(const PlacementLayer& layer, const BlockAlignment& alignment) {
   const KVCacheSpec& spec = *layer.spec;
+  if (is_state_kind(spec.kind) && content_bytes(spec) > page_bytes(spec))
+    return fail(
+        "layer {}: its state takes {} bytes with its drafts, more than the page of {} that the "
+        "engine plans without them; use fewer --num-spec",
+        layer.name, content_bytes(spec), page_bytes(spec));
   if (layer.backend == "kpool_tail" && alignment.block_size % spec.block_size != 0)
     return fail(
         "layer {}: blocks of {} tokens are not a multiple of its ring of {}; choose another "

@@ -56,6 +56,8 @@ std::vector<StateTensorSpec> state_tensors(const StateFigures& f, const PlanOpti
                                            DType conv, DType ssm, Cut& cut) {
   const std::int64_t kept = f.conv_kernel - 1;
   const std::int64_t kept_with_drafts = kept + options.num_spec;
+  // Releases before vllm-0.33.0 keep no drafts there.
+  const std::int64_t kept_by_newer = options.overlays_groups ? kept_with_drafts : kept;
   const auto channels = [&](std::int64_t count) { return cut.evenly(count, "channels"); };
   const auto heads = [&] { return cut.evenly(f.num_heads, "state heads"); };
   switch (f.family) {
@@ -66,9 +68,9 @@ std::vector<StateTensorSpec> state_tensors(const StateFigures& f, const PlanOpti
     }
     case StateFamily::kda: {
       const std::int64_t k_width = f.num_k_heads * f.head_k_dim;
-      return {{{kept, channels(f.num_heads * f.head_dim)}, conv},
-              {{kept, channels(k_width)}, conv},
-              {{kept, channels(k_width)}, conv},
+      return {{{kept_by_newer, channels(f.num_heads * f.head_dim)}, conv},
+              {{kept_by_newer, channels(k_width)}, conv},
+              {{kept_by_newer, channels(k_width)}, conv},
               {{heads(), f.head_dim, f.head_dim}, DType::fp32}};
     }
     case StateFamily::mamba2: {
@@ -85,7 +87,7 @@ std::vector<StateTensorSpec> state_tensors(const StateFigures& f, const PlanOpti
     case StateFamily::linear_attention:
       return {{{heads(), f.head_dim, f.head_dim}, conv}};
     case StateFamily::short_conv:
-      return {{{kept, channels(f.intermediate_size)}, conv}};
+      return {{{kept_by_newer, channels(f.intermediate_size)}, conv}};
   }
   return {};
 }
@@ -113,6 +115,13 @@ Result<void> check_ranks(const ModelSpec& model, const PlanOptions& options) {
   for (const LayerKind& kind : model.kinds)
     if (keeps_pairs(kind.spec) && !kind.is_draft)
       kv_heads = std::max(kv_heads, kind.spec.num_kv_heads);
+  // mla/flashmla_sparse.py, FlashMLASparseImpl.
+  const bool is_sparse = std::ranges::any_of(model.kinds, [](const LayerKind& kind) {
+    return kind.index_topk > 0 && !kind.has_own_dtype;
+  });
+  if (kv_heads == 0 && is_sparse && itemsize_bytes(options.kv_dtype) > 1)
+    return fail("--dcp {}: sparse attention (index_topk) needs a cache in fp8; use --kv-dtype fp8",
+                dcp);
   if (kv_heads == 0) return {};
   if (tp <= kv_heads || dcp > tp / kv_heads)
     return fail("--dcp {}: num_key_value_heads {} with --tp {} allow at most {}; raise --tp", dcp,
@@ -123,9 +132,17 @@ Result<void> check_ranks(const ModelSpec& model, const PlanOptions& options) {
   return {};
 }
 
+// flashinfer.py, get_supported_head_sizes().
+bool flashinfer_reads(std::int64_t head_size) {
+  return head_size == 64 || head_size == 128 || head_size == 256 || head_size == 512;
+}
+
 // Stages keep what their layers read (model_executor/layers/attention/attention.py,
 // kv_sharing_target_layer_name).
 Result<void> check_stages(const ModelSpec& model, const PlanOptions& options) {
+  if (options.pp > 1 && !model.supports_pp)
+    return fail("--pp {}: vLLM has no pipeline parallelism for this model (SupportsPP); use --pp 1",
+                options.pp);
   if (!model.first_shared_layer) return {};
   if (stage_begin(model.num_hidden_layers, options.pp, options.pp - 1) <= *model.first_shared_layer)
     return {};
@@ -135,7 +152,51 @@ Result<void> check_stages(const ModelSpec& model, const PlanOptions& options) {
       options.pp, *model.first_shared_layer);
 }
 
+// Formats of K and V that only FlashInfer reads (flashinfer.py, supports_combination()).
+Result<void> check_nvfp4(const ModelSpec& model, const PlanOptions& options) {
+  if (options.kv_quant_mode != KVQuantMode::nvfp4) return {};
+  for (const LayerKind& kind : model.kinds)
+    if (keeps_pairs(kind.spec) && !kind.has_own_dtype &&
+        (!flashinfer_reads(kind.spec.head_size) || kind.spec.head_size == 64))
+      return fail("--kv-dtype nvfp4: no backend of a Hopper GPU reads it in heads of {}; use fp8",
+                  kind.spec.head_size);
+  return {};
+}
+
+// Why a backend cannot serve layers of the kind; empty: it can.
+std::string_view unsuited(AttentionBackend backend, const LayerKind& kind,
+                          const PlanOptions& options) {
+  const bool has_latents = has_single_rows(kind.spec);
+  if (!kind.backend.empty() && kind.backend != name_of(backend))
+    return "the model file names their backend";
+  if (layer_backend(kind.spec, backend) != backend)
+    return has_latents ? "MLA not supported" : "non-MLA not supported";
+  const bool is_sparse = kind.index_topk > 0 || !kind.spec.cache_dtype_str.empty();
+  if (has_latents) return is_sparse ? "sparse not supported" : "";
+  const bool is_flashinfer = backend == AttentionBackend::flashinfer;
+  if (is_flashinfer && !flashinfer_reads(kind.spec.head_size)) return "head_size not supported";
+  if (kind.has_own_dtype) return "";
+  const KVQuantMode mode = options.kv_quant_mode;
+  const bool has_no_such_format =
+      (is_per_token_head(mode) && backend != AttentionBackend::triton_attn) ||
+      (mode == KVQuantMode::nvfp4 && !is_flashinfer) ||
+      (options.kv_dtype == DType::fp8_e5m2 && backend == AttentionBackend::flash_attn);
+  return has_no_such_format ? "kv_cache_dtype not supported" : "";
+}
+
 }  // namespace
+
+Result<void> check_backend(const ModelSpec& model, const PlanOptions& options) {
+  for (const LayerKind& kind : model.kinds) {
+    const bool is_pair = keeps_pairs(kind.spec) && kind.spec.model_version.empty();
+    if (!is_pair && (!is_full_of_latents(kind.spec.kind) || kind.name.ends_with("indexer")))
+      continue;
+    if (const auto reason = unsuited(options.backend, kind, options); !reason.empty())
+      return fail("--backend {} cannot serve the layers `{}`: {}; leave the option out",
+                  name_of(options.backend), kind.name, reason);
+  }
+  return {};
+}
 
 Result<void> take_model(const ModelSpec& model, PlanOptions& options) {
   options.mamba_chunk_size = model.mamba_chunk_size;
@@ -143,6 +204,7 @@ Result<void> take_model(const ModelSpec& model, PlanOptions& options) {
   options.num_hidden_layers = model.num_hidden_layers;
   LS_RETURN_IF_ERROR(check_ranks(model, options));
   LS_RETURN_IF_ERROR(check_stages(model, options));
+  LS_RETURN_IF_ERROR(check_nvfp4(model, options));
   const bool is_quantized =
       itemsize_bytes(options.kv_dtype) == 1 || options.kv_quant_mode != KVQuantMode::none;
   const bool has_latents = std::ranges::any_of(model.kinds, [](const LayerKind& kind) {
@@ -185,7 +247,7 @@ Result<LayerSpecs> layer_specs(const ModelSpec& model, const PlanOptions& option
     } else {
       if (!has_single_rows(spec)) {
         spec.num_kv_heads = cut.kv_heads(spec.num_kv_heads);
-        spec.kv_quant_mode = options.kv_quant_mode;
+        if (!kind.has_own_dtype) spec.kv_quant_mode = options.kv_quant_mode;
       }
       if (!kind.has_own_dtype) spec.dtype = options.kv_dtype;
       // Sparse attention has its own fp8 (model_executor/layers/attention/mla_attention.py,

@@ -27,11 +27,11 @@ std::int64_t num_draft_layers(const ModelSpec& model);
 // Which states a recurrent layer keeps.
 enum class StateFamily : std::uint8_t {
   gated_delta_net,   // conv [kernel - 1 + drafts, k + k + v channels], ssm [v heads, v dim, k dim]
-  kda,               // three convs (q, k, v), recurrent [heads, dim, dim] in fp32
+  kda,               // three convs (q, k, v) as in gated_delta_net, recurrent [heads, dim, dim]
   mamba2,            // conv [kernel - 1 + drafts, channels], ssm [heads, head dim, state size]
   mamba1,            // conv [kernel - 1, channels], ssm [channels, state size]
   linear_attention,  // one [heads, dim, dim]
-  short_conv,        // one conv [kernel - 1, channels]
+  short_conv,        // one conv [kernel - 1 + drafts, channels]
 };
 // Figures of the whole model; those that a family does not use stay 0.
 struct StateFigures {
@@ -78,6 +78,7 @@ struct ModelSpec {
   std::int64_t mtp_modules = 1;          // num_nextn_predict_layers
   std::int64_t num_hidden_layers = 0;    // 0: up to the last layer with a cache
   std::int64_t num_attention_heads = 0;  // queries; 0: unknown, and not checked against tp
+  bool supports_pp = true;               // the model class can be cut into pipeline stages
   // First layer whose cache later layers read; pipeline stages share no caches.
   std::optional<std::int64_t> first_shared_layer;
   std::string kv_cache_dtype;  // of a quantized checkpoint: fp8, ...; empty: the model's dtype
@@ -95,6 +96,10 @@ Result<LayerSpecs> layer_specs(const ModelSpec& model, const PlanOptions& option
 // need FLASHMLA. Refused, as vLLM does: ranks, stages and formats that the model does not have.
 // REQUIRES: the format is chosen.
 Result<void> take_model(const ModelSpec& model, PlanOptions& options);
+
+// Refuses a named backend that cannot serve the model on a Hopper GPU, with the reason of vLLM
+// 0.33.0 (v1/attention/backend.py, validate_configuration()). REQUIRES: the format is chosen.
+Result<void> check_backend(const ModelSpec& model, const PlanOptions& options);
 
 // The cache format that the checkpoint asks for, put into options that name none.
 Result<void> take_checkpoint_format(const ModelSpec& model, PlanOptions& options);

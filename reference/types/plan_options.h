@@ -36,6 +36,7 @@ struct PlanOptions {
   MambaCacheMode mamba_cache_mode = MambaCacheMode::none;
   std::int64_t num_spec = 0;           // speculative tokens, and so speculative state blocks
   bool has_drafter = false;            // true if the draft model's layers are also planned
+  bool overlays_groups = false;        // the shapes of states are those of vllm-0.33.0
   std::int64_t mtp_modules = 1;        // of the draft model; module m reads m + 1 tokens ahead
   std::int64_t num_hidden_layers = 0;  // the model's, which pp cuts; 0: up to the last cache
   std::int64_t max_model_len = 32768;

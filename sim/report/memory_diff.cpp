@@ -79,10 +79,10 @@ Result<std::vector<ReleaseMemory>> memory_of_releases(const ModelSpec& model,
     // The default mode differs between releases, so it is chosen for each.
     if (!says_mode) options.mamba_cache_mode = served_cache_mode(engine, model);
     memory.states = options.mamba_cache_mode;
+    const Release& release = *profile->release;
+    const bool overlays = options.overlays_groups = overlays_groups(release);
     LS_ASSIGN_OR_RETURN(LayerSpecs layers, layer_specs(model, options));
     LS_RETURN_IF_ERROR(take_served_checkpoints(name, model, options, layers));
-    const Release& release = *profile->release;
-    const bool overlays = overlays_groups(release);
     memory.by_older_planner = !overlays && release.page_format != PageFormat::keys_first;
     const auto planned = overlays ? plan_overlaid(layers, model.dtype, options, memory)
                                   : plan_by_tensors(layers, options, memory);

@@ -52,6 +52,7 @@ struct PlanReport {
   std::int64_t max_model_len = 0, memory_bytes = 0;
   AlignedSizes aligned;
   std::int64_t hit_step_tokens = 0;  // prefix hits are multiples of it; 0: nothing is hit
+  std::int64_t replayed_tokens = 0;  // of a hit, computed again (bounded replay)
   std::vector<WorkerReport> workers;
   std::vector<std::string> warnings;
   PlanDetails details;

@@ -33,6 +33,14 @@ TEST(ExportCommand, ToStandardOutputTheRowsAloneGo) {
   EXPECT_NE(done.err.find("--import block=32,time=ms."), std::string::npos) << done.err;
 }
 
+TEST(ExportCommand, SaysWhatTheImporterAssumed) {
+  const Outcome done =
+      run_lockstep({"export", sample_path("foreign/burstgpt.csv"), "--as", "mooncake", "--out",
+                    temporary_path("burst.jsonl"), "--json", temporary_path("burst.json")});
+  EXPECT_NE(done.out.find("  chosen: "), std::string::npos) << done.out << done.err;
+  EXPECT_NE(read_text(temporary_path("burst.json")).find("\"chosen\": [\n"), std::string::npos);
+}
+
 TEST(ExportCommand, OfACaseItNamesTheServer) {
   const Outcome done = run_lockstep({"export",
                                      std::string(LOCKSTEP_SOURCE_DIR) +

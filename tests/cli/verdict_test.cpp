@@ -237,6 +237,23 @@ TEST(Verdicts, ACapacityIsThatOfAllPipelineStages) {
   EXPECT_EQ(row.at("bytes_per_token"), widest * row.at("num_blocks").get<std::int64_t>() / tokens);
 }
 
+TEST(Verdicts, ACapacityHasNoHitsOfModelsThatAreServedWithoutPrefixCaching) {
+  const auto rows =
+      nlohmann::json::parse(run_lockstep({"capacity", "whisper-large-v3", "unlimited-ocr-like",
+                                          "deepseek-v4.1-like", "--json", "-"})
+                                .out);
+  std::vector<int> hits;
+  for (const auto& row : rows.at("models")) hits.push_back(row.at("resend_hit_tokens"));
+  EXPECT_EQ(hits, (std::vector{0, 0, 1'856}));  // a replay hits as many; 1,984 are cached
+}
+
+TEST(Verdicts, ACapacitysColumnsStayApart) {
+  const Outcome run =
+      run_lockstep({"capacity", "zamba2-7b", "--engine", "vllm-0.22.1", "--mamba-cache-mode", "all",
+                    "--attn-pack", "4", "--max-model-len", "1024"});
+  EXPECT_TRUE(has(run.out, "4.15 10,092,544 ")) << run.out << run.err;
+}
+
 TEST(Verdicts, ACapacityHasTheHitsOfAResendInEveryRelease) {
   // Of 2,100 tokens: 3 blocks of 528, and of 576.
   for (const auto& [engine, share] :

@@ -65,6 +65,9 @@ struct Options {
   std::optional<DType> kv_dtype = {};  // absent: the checkpoint's
   KVQuantMode mode = KVQuantMode::none;
   std::int64_t tp = 1, pp = 1, dcp = 1, num_spec = 0;
+  std::int64_t max_model_len = 4096;
+  MambaCacheMode states = MambaCacheMode::none;
+  std::optional<AttentionBackend> backend = {};  // absent: the engine's choice
 };
 
 // Blocks, tokens, tokens per block of each size; with stages their numbers of layers.
@@ -72,7 +75,9 @@ std::string plan_of(const std::string& config, const Options& given) {
   const auto model = model_from_hf_config(config, "config.json");
   if (!model) return model.error().message;
   PlanOptions options;
-  options.max_model_len = 4096;
+  options.max_model_len = given.max_model_len;
+  options.mamba_cache_mode = given.states;
+  options.overlays_groups = true;
   options.tp = given.tp;
   options.pp = given.pp;
   options.dcp = given.dcp;
@@ -81,6 +86,10 @@ std::string plan_of(const std::string& config, const Options& given) {
   EXPECT_TRUE(take_checkpoint_format(*model, options));
   options.kv_dtype = given.kv_dtype.value_or(options.kv_dtype);
   if (given.mode != KVQuantMode::none) options.kv_quant_mode = given.mode;
+  if (given.backend) {
+    options.backend = *given.backend;
+    if (const auto suits = check_backend(*model, options); !suits) return suits.error().message;
+  }
   if (const auto taken = take_model(*model, options); !taken) return taken.error().message;
   const auto placed = place_served_model(*model, options, "vllm-0.33.0", "");
   if (!placed) return placed.error().message;
@@ -117,6 +126,49 @@ TEST(ConfigOptions, ACheckpointsFp8CacheHoldsForLatentRows) {
             "19099 blocks, 1222336 tokens, blocks of 64");
 }
 
+TEST(ConfigOptions, ConvolutionsOfKdaAndLfm2KeepTheDrafts) {
+  EXPECT_EQ(plan_of(kKimiLinear, {.num_spec = 2, .states = MambaCacheMode::align}),
+            "2600 blocks, 760685 tokens, blocks of 2048");
+  const std::string lfm2 = config_of(
+      R"("architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "hidden_size": 2048,
+         "num_attention_heads": 32, "num_key_value_heads": 8, "num_hidden_layers": 16,
+         "conv_L_cache": 3, "conv_dim": 2048, "full_attn_idxs": [2, 5, 8, 10, 12, 14])");
+  EXPECT_EQ(plan_of(lfm2, {.num_spec = 3}), "218453 blocks, 3389331 tokens, blocks of 16 4096");
+  const std::string refusal = plan_of(lfm2, {.num_spec = 8});  // vLLM: an assertion
+  EXPECT_NE(refusal.find("40960 bytes with its drafts"), std::string::npos) << refusal;
+}
+
+TEST(ConfigOptions, FalconKeepsTheModelsDtype) {
+  const std::string config = config_of(
+      R"("architectures": ["FalconForCausalLM"], "model_type": "falcon", "num_hidden_layers": 32,
+         "num_attention_heads": 71, "hidden_size": 4544, "multi_query": true)");
+  EXPECT_EQ(plan_of(config, {.kv_dtype = DType::fp8_e4m3, .max_model_len = 2048}),
+            "327680 blocks, 5242880 tokens, blocks of 16");
+}
+
+TEST(ConfigOptions, NamedBackendsThatCannotServeTheModelAreRefused) {
+  using enum AttentionBackend;
+  const std::string phi = config_of(
+      R"("architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 32,
+         "num_attention_heads": 32, "hidden_size": 3072)");
+  const auto nvfp4 = [](std::optional<AttentionBackend> backend) {
+    return Options{.kv_dtype = DType::uint8, .mode = KVQuantMode::nvfp4, .backend = backend};
+  };
+  for (const auto& [config, options, reason] : {
+           std::tuple{kQwen2, Options{.backend = flashmla}, "non-MLA not supported"},
+           std::tuple{kKimiK2, Options{.backend = triton_attn}, "`attn`: MLA not supported"},
+           std::tuple{kDeepseekV32, Options{.backend = triton_mla}, "sparse not supported"},
+           std::tuple{phi, Options{.backend = flashinfer}, "head_size not supported"},
+           std::tuple{kQwen2, Options{.kv_dtype = DType::fp8_e5m2, .backend = flash_attn},
+                      "kv_cache_dtype not supported"},
+           std::tuple{kQwen2, nvfp4(triton_attn), "kv_cache_dtype not supported"},
+           std::tuple{phi, nvfp4({}), "--kv-dtype nvfp4: no backend"},
+       })
+    EXPECT_NE(plan_of(config, options).find(reason), std::string::npos) << plan_of(config, options);
+  EXPECT_NE(plan_of(kQwen2, nvfp4({})).find("tokens"), std::string::npos);
+  EXPECT_NE(plan_of(kKimiK2, {.backend = flashmla}).find("tokens"), std::string::npos);
+}
+
 TEST(ConfigOptions, LatentRowsHaveNoOtherQuantizedFormat) {
   for (const Options& options :
        {Options{.kv_dtype = DType::fp8_e5m2},
@@ -134,6 +186,11 @@ TEST(ConfigOptions, HeadsOf512InFp8HaveBlocksOf64) {
       60, 6);
   EXPECT_EQ(plan_of(config, {.kv_dtype = DType::fp8_e4m3}),
             "8192 blocks, 93990 tokens, blocks of 64 128");
+  // FlashAttention does not read e5m2.
+  EXPECT_EQ(plan_of(config_of(R"("architectures": ["Gemma4ForCausalLM"],
+                                 "model_type": "gemma4_text")"),
+                    {.kv_dtype = DType::fp8_e5m2}),
+            "131072 blocks, 595861 tokens, blocks of 16 32");
 }
 
 TEST(ConfigOptions, StagesAreRunsOfDecoderLayers) {
@@ -158,6 +215,10 @@ TEST(ConfigOptions, StagesDoNotShareCaches) {
 TEST(ConfigOptions, RanksThatTheEngineRefusesAreRefused) {
   const std::string mamba =
       config_of(R"("architectures": ["Mamba2ForCausalLM"], "model_type": "mamba2", "n_groups": 8)");
+  const std::string windowed = config_of(
+      R"("architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_hidden_layers": 28,
+         "num_attention_heads": 16, "hidden_size": 1024, "use_sliding_window": true,
+         "sliding_window": 4096, "max_window_layers": 14)");
   for (const auto& [config, options, reason] : {
            std::tuple{kQwen2, Options{.tp = 8},
                       "--tp 8: it does not divide num_attention_heads 28"},
@@ -165,6 +226,9 @@ TEST(ConfigOptions, RanksThatTheEngineRefusesAreRefused) {
            std::tuple{kQwen2, Options{.tp = 4, .dcp = 2}, "--dcp 2: num_key_value_heads 4"},
            std::tuple{kQwen2, Options{.tp = 28, .dcp = 14}, "allow at most 7"},
            std::tuple{mamba, Options{.tp = 16}, "8 n_groups cannot be cut over tp 16"},
+           std::tuple{mamba, Options{.pp = 2}, "no pipeline parallelism for this model"},
+           std::tuple{kDeepseekV32, Options{.tp = 8, .dcp = 2}, "needs a cache in fp8"},
+           std::tuple{windowed, Options{}, "with windows in all layers or in none"},
        }) {
     const std::string refusal = plan_of(config, options);
     EXPECT_NE(refusal.find(reason), std::string::npos) << refusal;

@@ -228,6 +228,9 @@ TEST(BurstGpt, WrongCellsAreRefused) {
   EXPECT_EQ(refused(changed(text, "45,", "4,")),
             "FILE:3: field `Timestamp`: found \"4\"; expected seconds, not before those of the row "
             "above, and not below 0");
+  EXPECT_EQ(refused(changed(text, "45,", "99999999999999,")),
+            "FILE:3: field `Timestamp`: found \"99999999999999\"; expected seconds up to "
+            "9223372036, with at most 9 digits after the point");
   EXPECT_EQ(
       refused(changed(text, "472", "-1")),
       "FILE:2: field `Request tokens`: found \"-1\"; expected an integer from 1 to 2147483647");

@@ -113,7 +113,10 @@ void falcon_layers(ConfigReading& reading) {
   // Both names are valid and may be ignored above: read them, so that they do not count as unread.
   text.number("num_kv_heads");
   text.number("num_key_value_heads");
-  const LayerKind full = ConfigReading::rows("attn", heads, reading.head_size(false));
+  LayerKind full = ConfigReading::rows("attn", heads, reading.head_size(false));
+  // Falcon's layers are created without the cache's configuration.
+  full.has_own_dtype = reading.architecture == "FalconForCausalLM";
+  if (full.has_own_dtype) full.spec.dtype = reading.model().dtype;
   for (std::int64_t i = 0; i < reading.num_layers(); ++i) reading.add(i, full);
 }
 

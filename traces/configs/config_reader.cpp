@@ -36,9 +36,9 @@ constexpr std::pair<std::string_view, LayerRule> kRules[] = {
     {"plain", decoder<DecoderTraits{.reads_types = false}>},  // one window for the whole model
     {"plain_derived", decoder<DecoderTraits{.reads_types = false, .reads_head_dim = false}>},
     {"all_or_none",
-     decoder<DecoderTraits{.reads_types = false,
-                           .reads_head_dim = false,
-                           .refuses_mixes = true}>},  // windows in all layers or in none
+     decoder<DecoderTraits{.reads_types = false, .refuses_mixes = true}>},  // of all layers or none
+    {"all_or_none_derived",
+     decoder<DecoderTraits{.reads_types = false, .reads_head_dim = false, .refuses_mixes = true}>},
     {"chunked", chunked_layers},
     {"alternating", alternating_layers},
     {"falcon", falcon_layers},
@@ -73,7 +73,8 @@ constexpr std::pair<std::string_view, LayerRule> kRules[] = {
 
 // The table: each line reads RULE: ARCHITECTURE ..., with RULE a name of kRules, pooling_ before it
 // for pooling models, or text=ARCHITECTURE (empty: the architecture that the text part's
-// configuration states).
+// configuration states). The last line, without_pp, lists classes of earlier lines without
+// SupportsPP.
 constexpr std::string_view kTable =
 #include "traces/configs/architectures.inc"
     ;
@@ -103,8 +104,13 @@ const Architecture* find_architecture(std::string_view name) {
   static const auto table = [] {
     std::map<std::string_view, Architecture> architectures;
     Architecture current;
+    bool without_pp = false;
     for (const std::string_view word : words_of(kTable)) {
-      if (word.ends_with(':'))
+      if (without_pp)
+        architectures[word].supports_pp = false;
+      else if (word == "without_pp:")
+        without_pp = true;
+      else if (word.ends_with(':'))
         current = listed_rule(word.substr(0, word.size() - 1));
       else
         architectures[word] = current;
@@ -406,6 +412,7 @@ void read_layers(ConfigReading& reading, const std::string& name) {
   ModelSpec& model = reading.model();
   model.dtype = served_dtype(reading, outer != nullptr && outer->is_pooling);
   model.max_model_len = longest(reading);
+  model.supports_pp = outer == nullptr || outer->supports_pp;
   if (rule != nullptr) {
     rule->layers(reading);
   } else if (!name.empty() && !name.ends_with("ForCausalLM")) {

@@ -36,6 +36,7 @@ struct Architecture {
   std::string_view text_architecture = {};   // empty: that of the text part's configuration
   // True if it serves as a pooling model, for which vLLM prefers fp16.
   bool is_pooling = false;
+  bool supports_pp = true;
 };
 // Looks up a registered name ("LlamaForCausalLM"); nullptr: the table does not have it.
 const Architecture* find_architecture(std::string_view name);

@@ -251,7 +251,10 @@ class BurstGptReader final : public TableReader {
     LS_ASSIGN_OR_RETURN(const auto cells, cells_of(line));
     const std::string_view time = cells[places_[kBurstTime]];
     const auto t_ns = scaled_decimal_of(time, 9);
-    if (!t_ns || *t_ns < last_ns_)
+    if (!t_ns)
+      return refuse(kBurstColumns[kBurstTime], time,
+                    "seconds up to 9223372036, with at most 9 digits after the point");
+    if (*t_ns < last_ns_)
       return refuse(kBurstColumns[kBurstTime], time,
                     "seconds, not before those of the row above, and not below 0");
     last_ns_ = *t_ns;

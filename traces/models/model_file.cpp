@@ -232,6 +232,7 @@ void size_fields(Io& io, FieldsOf<Io, ModelSpec>& model) {
   io.unless(std::int64_t{0}, "num_hidden_layers", model.num_hidden_layers,
             form::Between{1, kLayersMax});
   io.unless(std::int64_t{0}, "num_attention_heads", model.num_attention_heads, kHeads);
+  io.unless(true, "supports_pp", model.supports_pp);
   io.optional("first_shared_layer", model.first_shared_layer, form::Between{0, kLayersMax});
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 Object = dict[str, Any]
@@ -188,11 +189,13 @@ def model_file(made: Any, name: str) -> Object:
     config = made.config.model_config
     dtype = _DTYPES[str(config.dtype).removeprefix("torch.")]
     kinds: dict[str, Object] = {}
-    layers: list[str] = []
+    caches: list[tuple[int, str]] = []  # number of the layer, kind
     for layer in made.layers:
         if layer.spec is None:
             continue
         kind = _kind(layer, dtype)
+        if made.model_class == "FalconForCausalLM":  # created without the cache's configuration
+            kind["dtype"] = dtype
         word = next((word for word, known in kinds.items() if known == kind), None)
         if word is None:
             base = kind["states" if "states" in kind else "kind"].split("_")[0]
@@ -202,20 +205,48 @@ def model_file(made: Any, name: str) -> Object:
             if base == "indexer":
                 word = word if word == base else f"{len(kinds)}_indexer"
             kinds[word] = kind
-        layers.append(word)
-    if not layers:
+        caches.append((_number(layer.name), word))
+    if not caches:
         raise NotInModelFiles("no layer keeps a cache")
+    sizes: Object = {"num_attention_heads": config.model_arch_config.total_num_attention_heads,
+                     "num_hidden_layers": config.get_total_num_hidden_layers()}  # fmt: skip
+    layers = _by_number(caches)
+    if len(layers) > sizes["num_hidden_layers"]:
+        del sizes["num_hidden_layers"]
+    if made.shared:
+        sizes["first_shared_layer"] = min(map(_number, made.shared))
+    if not made.supports_pp:
+        sizes["supports_pp"] = False
     return {"model_file": 1, "name": name, "dtype": dtype, "max_model_len": config.max_model_len,
+            **{key: value for key, value in sizes.items() if value or key != "num_attention_heads"},
             **_cache_format(made.layers),
             "x_built_by": f"vLLM {made.version}: {made.model_class}", "layer_kinds": kinds,
             "layers": _runs(layers)}  # fmt: skip
+
+
+def _number(name: str) -> int:
+    """Of a layer, as vLLM reads it from names such as model.layers.3.self_attn.attn."""
+    number = re.search(r"\.(\d+)(?:\.|$)", name)
+    return int(number[1]) if number else -1
+
+
+def _by_number(caches: list[tuple[int, str]]) -> list[Any]:
+    """The caches of each layer: one by its kind, several or none as a list. Names that do not
+    number the layers in order: each cache is a layer."""
+    numbers = [number for number, _ in caches]
+    if numbers != sorted(numbers) or numbers[0] < 0:
+        return [word for _, word in caches]
+    layers: list[Any] = [[] for _ in range(numbers[-1] + 1)]
+    for number, word in caches:
+        layers[number].append(word)
+    return [words[0] if len(words) == 1 else words for words in layers]
 
 
 def _is_indexer(layer: Any) -> bool:
     return getattr(getattr(layer.spec, "cache_role", None), "name", "") == "INDEXER"
 
 
-def _runs(layers: list[str]) -> list[Any]:
+def _runs(layers: list[Any]) -> list[Any]:
     """Equal layers in a row as one entry."""
     entries: list[Any] = []
     for word in layers:

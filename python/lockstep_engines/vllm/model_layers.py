@@ -134,7 +134,9 @@ class Layers:
     config: Any  # VllmConfig
     version: str  # vLLM's
     model_class: str
+    supports_pp: bool
     layers: list[Layer] = field(default_factory=list)
+    shared: list[str] = field(default_factory=list)  # layers whose cache another layer reads
 
 
 def _single_rank(config: Any) -> None:
@@ -231,6 +233,7 @@ def layers_of(folder: str) -> Layers:
     configuration that it refuses."""
     import vllm
     from vllm.engine.arg_utils import EngineArgs
+    from vllm.model_executor.models import supports_pp
     from vllm.platforms import current_platform
     from vllm.v1.worker.gpu import attn_utils
 
@@ -245,12 +248,14 @@ def layers_of(folder: str) -> Layers:
     _single_rank(config)
     model = _built(config)
     current_platform.update_block_size_for_backend(config)
-    made = Layers(config, vllm.__version__, type(model).__name__)
+    made = Layers(config, vllm.__version__, type(model).__name__, supports_pp(type(model)))
     specs = attn_utils.get_kv_cache_spec(config)
     for name, layer in config.compilation_config.static_forward_context.items():
         if hasattr(layer, "get_attn_backend") and hasattr(layer, "get_kv_cache_spec"):
             backend = layer.get_attn_backend()
             made.layers.append(Layer(name, backend, specs.get(name)))
+            if target := getattr(layer, "kv_sharing_target_layer_name", None):
+                made.shared.append(target)
     return made
 
 

@@ -35,15 +35,18 @@ class Backend:
         return False
 
 
-def made(*modes: str) -> Any:
+def made(*modes: str, names: str = "layers.{}", **keys: Any) -> Any:
     layers = []
     for number, mode in enumerate(modes):
         dtype = "torch.bfloat16" if mode == "NONE" else "torch.uint8"
         spec = FullAttentionSpec(SimpleNamespace(name=mode), dtype)
-        layers.append(SimpleNamespace(name=f"layers.{number}", spec=spec, backend=Backend))
-    config = SimpleNamespace(dtype="torch.bfloat16", max_model_len=4096)
+        layers.append(SimpleNamespace(name=names.format(number), spec=spec, backend=Backend))
+    config = SimpleNamespace(dtype="torch.bfloat16", max_model_len=4096,
+                             model_arch_config=SimpleNamespace(total_num_attention_heads=32),
+                             get_total_num_hidden_layers=lambda: 8)  # fmt: skip
+    given = {"model_class": "Llama", "supports_pp": True, "shared": []} | keys
     return SimpleNamespace(layers=layers, config=SimpleNamespace(model_config=config),
-                           version="0.33.0", model_class="Llama")  # fmt: skip
+                           version="0.33.0", **given)  # fmt: skip
 
 
 class ModelFileTest(unittest.TestCase):
@@ -59,6 +62,23 @@ class ModelFileTest(unittest.TestCase):
         for modes in ("FP8_PER_TENSOR", "NONE"), ("INT8_PER_TOKEN_HEAD",):
             with self.assertRaises(NotInModelFiles):
                 model_file(made(*modes), "m")
+
+    def test_layers_have_the_numbers_of_vllms_names(self) -> None:
+        both = made("NONE", "NONE", "NONE", names="model.layers.{}.attn", shared=["model.layers.1"])
+        both.layers[1].spec = None
+        both.layers[2].name = "model.layers.2.attn.0"
+        again = vars(both.layers[2]) | {"name": "model.layers.2.attn.1"}
+        both.layers.append(SimpleNamespace(**again))
+        file = model_file(both, "m")
+        self.assertEqual(file["layers"], ["full", [], ["full", "full"]])
+        self.assertEqual((file["num_hidden_layers"], file["num_attention_heads"]), (8, 32))
+        self.assertEqual(file["first_shared_layer"], 1)
+
+    def test_falcons_layers_keep_the_models_dtype(self) -> None:
+        (kind,) = model_file(made("NONE", model_class="FalconForCausalLM"), "m")[
+            "layer_kinds"
+        ].values()
+        self.assertEqual(kind["dtype"], "bf16")
 
 
 if __name__ == "__main__":

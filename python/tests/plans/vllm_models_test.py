@@ -109,10 +109,16 @@ def planned_figures(path: Path, options: dict[str, Any], folder: Path) -> dict[s
 
 def _expanded(model: dict[str, Any]) -> list[str]:
     """Names of the file's layers, in order."""
-    words: list[str] = []
+    layers: list[Any] = []
     for entry in model["layers"]:
-        words += [entry] if isinstance(entry, str) else entry["of"] * entry["repeat"]
-    return [f"layers.{n}.{word}" for n, word in enumerate(words)]
+        layers += entry["of"] * entry["repeat"] if isinstance(entry, dict) else [entry]
+    names: list[str] = []
+    for n, words in enumerate(layers):
+        caches = [words] if isinstance(words, str) else words
+        for at, word in enumerate(caches):
+            again = caches[:at].count(word)
+            names.append(f"layers.{n}.{word}" + (f".{again}" if again else ""))
+    return names
 
 
 class ModelsTest(unittest.TestCase):
