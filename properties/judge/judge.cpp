@@ -12,6 +12,7 @@
 #include "properties/judge/forwarding_backend.h"
 #include "reference/plan/page_size.h"
 #include "sim/conform/conform.h"
+#include "sim/foreign/reported_decisions.h"
 #include "sim/recording/run_recorder.h"
 #include "sim/step/program_builder.h"
 #include "traces/formats/engine_options.h"
@@ -62,10 +63,9 @@ class Bench final : public StepObserver {
     if (recording_ != nullptr) recording_->header = header;
     RecordingHeader audited = followed_ != nullptr ? followed_->header : header;
     if (why_not_audited(audited).empty()) {
-      // An engine without a release profile must not be audited by the rules of a release. The name
-      // "other" has no profile.
+      // An engine without a release profile must not be audited by the rules of a release.
       if (followed_ == nullptr && !decisions.has_profile())
-        audited.engine = {.name = "other", .version = "1"};
+        audited.engine = engine_without_profile(decisions);
       auditor_ = std::make_unique<Auditor>(
           audited, followed_ != nullptr ? AuditScope::whole_recording : options_.scope,
           options_.rules);

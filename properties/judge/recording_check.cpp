@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/number_text.h"
 #include "reference/plan/capacity.h"
+#include "sim/foreign/reported_decisions.h"
 
 namespace lockstep {
 namespace {
@@ -152,7 +153,7 @@ void RunAudit::open(const LockstepConfig& config, const DecisionSource& decision
   const KVCacheConfig& plan = config.backend.plan;
   RecordingHeader header = recorder_.header(config.engine, plan.groups, plan.num_blocks, decisions,
                                             config.connector.load_failure_policy);
-  if (!decisions.has_profile()) header.engine = {.name = "other", .version = "1"};
+  if (!decisions.has_profile()) header.engine = engine_without_profile(decisions);
   scope_ = scope;
   not_audited_ = why_not_audited(header);
   if (not_audited_.empty()) auditor_.emplace(header, scope);

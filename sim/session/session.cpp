@@ -70,6 +70,7 @@ Result<std::vector<std::unique_ptr<Backend>>> open_backends(const BackendConfig&
 Result<void> Session::add_engine(std::int32_t dp_rank, SessionParts& parts) {
   SessionEngine& engine = engines_[dp_rank];
   std::unique_ptr<Workload> given = std::move(parts.clients);
+  const Workload* const source = clients_ != nullptr ? clients_.get() : given.get();
   if (clients_ != nullptr) {
     auto dealt = std::make_unique<DealtWorkload>(*clients_);
     engine.dealt = dealt.get();
@@ -107,8 +108,13 @@ Result<void> Session::add_engine(std::int32_t dp_rank, SessionParts& parts) {
   // check_setup() could not know these traits: the workload's connector, faults, a foreign decider.
   LS_RETURN_IF_ERROR(supported(facts));
   if (parts.decisions) {
-    LS_ASSIGN_OR_RETURN(engine.decisions,
-                        parts.decisions({config_.engine, config_.backend.plan, transfer}));
+    LS_ASSIGN_OR_RETURN(
+        engine.decisions,
+        parts.decisions({.engine = config_.engine,
+                         .plan = config_.backend.plan,
+                         .transfer = transfer,
+                         .features = source == nullptr ? std::vector<std::string_view>()
+                                                       : source->features()}));
   } else {
     const PlantedParts planted(config_.scheduler_defect);
     const bool healthy = config_.scheduler_defect == SchedulerDefect::none;
