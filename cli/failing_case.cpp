@@ -389,16 +389,22 @@ int exit_code_of(const Failure& failure, const std::optional<RecordingCheck>& re
 
 int exit_code_of(const SavedCase& saved, const Failure& failure,
                  const std::optional<RecordingCheck>& recorded) {
-  const bool was_to_fail = saved.expected && saved.expected->fails();
-  return was_to_fail && !failure.failed() ? kExitNotReproduced : exit_code_of(failure, recorded);
+  return is_gone(saved.expected, failure) ? kExitNotReproduced : exit_code_of(failure, recorded);
 }
 
-// A case without a named check was saved by a run, and is compared by the kind of its verdict.
+bool is_gone(const std::optional<ExpectedVerdict>& expected, const Failure& failure) {
+  return expected && expected->fails() &&
+         (!failure.failed() || (failure.finding != 0 && !is_reproduced(*expected, failure)));
+}
+
+// A case without a named check was saved by a run, and is compared by its verdict's kind or check.
 bool is_reproduced(const ExpectedVerdict& expected, const Failure& failure) {
   if (!failure.failed()) return !expected.fails();
   const ExpectedVerdict found = expected_of(failure);
-  const bool is_same =
-      expected.check.empty() ? expected.kind == found.kind : expected.check == found.check;
+  const bool is_same = expected.check.empty()
+                           ? expected.kind == found.kind || expected.kind == found.check
+                           : expected.check == found.check;
+  if (!expected.cause.empty() && expected.cause != found.cause) return false;
   return is_same && (!expected.step || !found.step || *expected.step == *found.step);
 }
 

@@ -110,11 +110,14 @@ std::string path_of_recording(const std::string& path);
 // Returns the exit status of an outcome. `recorded`: what the recording itself shows; its findings
 // are failures too, if the run does not fail.
 int exit_code_of(const Failure& failure, const std::optional<RecordingCheck>& recorded = {});
-// The same for a saved case: kExitNotReproduced if it is expected to fail and does not.
+// The same for a saved case: kExitNotReproduced if its failure is_gone().
 int exit_code_of(const SavedCase& saved, const Failure& failure,
                  const std::optional<RecordingCheck>& recorded = {});
-// True if the case fails as it was saved: by the same check, in the same step if both name one.
-// Requests and messages may differ.
+// True if a saved failure is not reproduced, and nothing unknown fails instead: nothing does, or a
+// known finding.
+bool is_gone(const std::optional<ExpectedVerdict>& expected, const Failure& failure);
+// True if the case fails as it was saved: by the same check, in the same step if both name one, an
+// engine's own failure by the same cause. Requests and messages may differ.
 bool is_reproduced(const ExpectedVerdict& expected, const Failure& failure);
 // Returns "The case is reproduced.", or how the saved failure differs; empty: the case has no
 // expected verdict.

@@ -402,7 +402,7 @@ int leave_judged(const ReplayOptions& options, const JudgedCase& judged, Command
     out.set_json(json_text(json));
   }
   out.add(item_of(options.file, failure, {}, again_of(out)));
-  return exit_code_of(failure);
+  return exit_code_of(saved, failure);
 }
 
 // Adds the judge's failure to the summary, unless the run shows it itself. The judge ends at its
@@ -480,9 +480,10 @@ void print_head(const ReplayOptions& options, const FailingCaseOptions& judging,
 }
 
 // A saved failure that does not fail is not a success, unless the run was interrupted before it.
-int exit_code(const OpenReplay& prepared, const RunSummary& summary, const std::string& missed) {
+int exit_code(const OpenReplay& prepared, const RunSummary& summary, const Failure& failure,
+              const std::string& missed) {
   const int verdict = exit_code_of(summary.verdict);
-  if (verdict == kExitAgreed && prepared.expected && prepared.expected->fails() &&
+  if ((verdict == kExitAgreed || failure.failed()) && is_gone(prepared.expected, failure) &&
       !stop_requested())
     return kExitNotReproduced;
   return verdict == kExitAgreed && !missed.empty() ? kExitDisagreed : verdict;
@@ -563,7 +564,7 @@ Result<int> replay(ReplayOptions& options, CommandReport& out) {
                   again.value_or(again_of(out))));
   LS_RETURN_IF_ERROR(left);
   LS_RETURN_IF_ERROR(again);
-  return exit_code(prepared, summary, missed);
+  return exit_code(prepared, summary, failure, missed);
 }
 
 }  // namespace

@@ -314,9 +314,7 @@ Result<OpenReplay> open_replay(ReplayRequest request,
                       .observer = replay.conforming.get()};
     };
   auto session = Session::open(replay.config, std::move(replay.parts));
-  if (!session)
-    return fail("{}{}", replay.run.faults.empty() ? "" : request.file + ": ",
-                session.error().message);
+  if (!session) return fail("{}: {}", request.file, session.error().message);
   replay.session = std::move(*session);
   const AuditScope scope = engines != nullptr ? scope_of(*engines) : AuditScope::hits_only;
   for (std::size_t i = 0; i < replay.audits.size(); ++i)

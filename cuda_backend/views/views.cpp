@@ -341,8 +341,10 @@ Result<LayerViews> ViewDeriver::state_views(const KVCacheSpec& spec, std::int64_
   for (const StateTensorSpec& state : spec.states) {
     const std::int64_t item = itemsize_bytes(state.dtype), byte = first_byte + offset;
     if (byte % item != 0 || stride_bytes % item != 0)
-      return fail("{}: a state at byte {}, every {} bytes, cannot be viewed as {}", name, byte,
-                  stride_bytes, name_of(state.dtype));
+      return fail(
+          "{}: a state at byte {}, every {} bytes, cannot be viewed as {}; --backend none needs no "
+          "views",
+          name, byte, stride_bytes, name_of(state.dtype));
     TensorView& view = views.tensors.emplace_back();
     view.dtype = state.dtype;
     view.shape = {plan_.num_blocks};

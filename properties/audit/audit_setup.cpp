@@ -48,8 +48,7 @@ bool has_states(const RecordingHeader& header) {
 }
 
 bool is_given(const RecordingHeader& header, std::string_view option) {
-  return find_engine_profile(header.engine.profile()) != nullptr &&
-         std::ranges::find(header.options.given, option) != header.options.given.end();
+  return std::ranges::find(header.options.given, option) != header.options.given.end();
 }
 
 AuditSetup::AuditSetup(const RecordingHeader& header, AuditScope scope_of, AuditedRules rules_of)

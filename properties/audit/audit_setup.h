@@ -217,7 +217,7 @@ struct AuditSetup {
   std::int32_t first_read(std::size_t group, std::int32_t position) const;
 };
 
-// True if the header of a known release gives the option.
+// True if the header gives the option.
 bool is_given(const RecordingHeader& header, std::string_view option);
 bool has_states(const RecordingHeader& header);
 

@@ -296,7 +296,9 @@ PolicyLedger::PolicyLedger(AuditCore& core, const KvTransferLedger& transfers,
       transfers_(transfers),
       adapters_max_(header.options.inputs.max_loras),
       encoder_rows_max_(header.encoder_compute_budget),
-      knows_max_tokens_(is_given(header, "max_num_batched_tokens")),
+      // SGLang's chunk size does not limit the tokens of decodes in a mixed step.
+      knows_max_tokens_(header.engine.name != "sglang" &&
+                        is_given(header, "max_num_batched_tokens")),
       knows_max_requests_(is_given(header, "max_num_seqs")),
       knows_max_drafts_(is_given(header, "num_spec_tokens")),
       planned_blocks_(planned_blocks_of_request(header.options.config, header.groups)),

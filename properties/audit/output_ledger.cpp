@@ -259,6 +259,8 @@ void OutputLedger::check_stopped(const RecordedStopped& stopped,
     report(AuditRule::sampled, request.name,
            fmt::format("ends for its length with {} tokens sampled of {}", num_output,
                        ends.max_tokens));
+  if (stopped.reason == "abort" && !request.has_ended)
+    report(AuditRule::sampled, request.name, "ends by an abort, and no client has aborted it");
   if (stopped.reason == "repetition" && !ends.detects_repetition)
     report(AuditRule::sampled, request.name,
            "ends because it repeats itself, and was not to be watched for that");

@@ -303,10 +303,10 @@ void StateLedger::copy(const AuditRow& row, std::size_t group, std::int32_t from
 }
 
 void StateLedger::begin(const AuditRow& row) {
-  const Running& running = running_[*row.request];
   for (std::size_t g = 0; g < num_groups(); ++g) {
     const KVCacheSpec& spec = spec_of(g);
     if (!is_state(spec) || spec.mamba_cache_mode != MambaCacheMode::align) continue;
+    const Running& running = running_[*row.request][g];
     const std::int32_t size = block_size(g);
     const std::int32_t previous =
         running.entry >= 0 ? running.entry : (row.first == 0 ? -1 : (row.first - 1) / size);
@@ -335,7 +335,7 @@ void StateLedger::advance_in_every_block(const AuditRow& row, std::size_t group)
 }
 
 void StateLedger::advance(const AuditRow& row, std::size_t group) {
-  const Running& running = running_[*row.request];
+  const Running& running = running_[*row.request][group];
   const bool align = spec_of(group).mamba_cache_mode == MambaCacheMode::align;
   const std::int32_t current = align ? ceil_div32(row.last, block_size(group)) - 1 : 0;
   const bool moved = align && running.entry != current;
@@ -384,11 +384,11 @@ void StateLedger::export_checkpoint(const AuditRow& row, std::size_t group, std:
 
 // The state at the end of a block stays there for later hits.
 void StateLedger::end(const AuditRow& row, std::int32_t num_sampled) {
-  Running& running = running_[*row.request];
   const std::int32_t num_accepted = row.num_spec > 0 && num_sampled > 0 ? num_sampled : 1;
-  running.num_accepted = num_accepted;
   for (std::size_t g = 0; g < num_groups(); ++g) {
     const KVCacheSpec& spec = spec_of(g);
+    Running& running = running_[*row.request][g];
+    running.num_accepted = num_accepted;
     if (!is_state(spec) || spec.mamba_cache_mode != MambaCacheMode::align) continue;
     const std::int32_t size = block_size(g);
     running.entry = ceil_div32(row.last, size) - 1;

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "properties/audit/block_ledger.h"
 #include "properties/audit/hit_ledger.h"
@@ -69,7 +70,7 @@ class StateLedger : Ledger {
   StateLedger(AuditCore& core, const TokenLedger& tokens, HitLedger* hits)
       : Ledger(core), tokens_(tokens), hits_(hits) {}
 
-  void begin(const AuditRequest& request) { running_.begin(request); }
+  void begin(const AuditRequest& request) { running_.begin(request).resize(num_groups()); }
   // Before the rows run, the worker copies states to the entries where they continue.
   void begin(const AuditRow& row);
   // The rows of a step run one group of states.
@@ -97,7 +98,7 @@ class StateLedger : Ledger {
 
   const TokenLedger& tokens_;
   HitLedger* hits_;
-  PerRequest<Running> running_;
+  PerRequest<std::vector<Running>> running_;  // by group
 };
 
 }  // namespace lockstep

@@ -63,10 +63,11 @@ Judged judge_case(const FuzzOptions& options, std::uint64_t seed, const CaseGene
   MarkCollector marks(saved);
   if (genes != nullptr) judging.marks = &marks;
   RunSummary summary;
-  // Only a user's kernels may leave parts of an agreeing case unchecked.
-  if (is_user_kernels(saved.backend)) judging.summary = &summary;
-  Judged judged{
-      .outcome = judge(saved, judging), .left_out = summary.not_checked, .known = {}, .seed = seed};
+  // Only a user's kernels and engine may leave parts of an agreeing case unchecked.
+  const bool has_kernels = is_user_kernels(saved.backend);
+  if (has_kernels || options.decisions) judging.summary = &summary;
+  Judged judged{.outcome = judge(saved, judging), .left_out = {}, .known = {}, .seed = seed};
+  judged.left_out = has_kernels ? summary.not_checked : summary.unreported;
   // Identifying a finding judges the case again, with repairs; those runs must not add marks.
   judging.marks = nullptr;
   judging.summary = nullptr;

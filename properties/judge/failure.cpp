@@ -119,6 +119,18 @@ std::string bucket_of(std::string_view check, std::string_view request, std::str
   return fmt::format("{}: {}", check, std::regex_replace(clause, kNumbers, "N"));
 }
 
+// Equal checks of an engine's own failures ("engine.exception") have different causes.
+static std::string cause_of(const Failure& failure) {
+  return failure.check.starts_with("engine.")
+             ? bucket_of(failure.check, failure.request, failure.what)
+             : std::string();
+}
+
+bool Failure::same_as(const Failure& other) const {
+  return kind == other.kind && check == other.check && finding == other.finding &&
+         cause_of(*this) == cause_of(other);
+}
+
 nlohmann::ordered_json json_of(const Failure& failure) {
   return {{"kind", failure.kind},       {"check", failure.check}, {"step", failure.step},
           {"request", failure.request}, {"what", failure.what},   {"finding", failure.finding}};
@@ -127,8 +139,11 @@ nlohmann::ordered_json json_of(const Failure& failure) {
 // The kind of a run's verdict replaces that of the judge where both exist. "crash" and "hang" have
 // none.
 ExpectedVerdict expected_of(const Failure& failure) {
-  ExpectedVerdict expected{
-      .kind = failure.kind, .step = {}, .check = failure.check, .request = failure.request};
+  ExpectedVerdict expected{.kind = failure.kind,
+                           .step = {},
+                           .check = failure.check,
+                           .request = failure.request,
+                           .cause = cause_of(failure)};
   if (failure.step >= 0) expected.step = failure.step;
   const auto begins = [&](std::string_view prefix) { return failure.check.starts_with(prefix); };
   if (failure.kind == "divergence")

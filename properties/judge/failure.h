@@ -2,8 +2,8 @@
 // of the model or of a backend thus ends the child and not the search.
 //
 // Invariants
-// (1) Two failures are equal if kind, check and finding are equal. Step, request and text may
-//     differ.
+// (1) Two failures are equal if kind, check and finding are equal, and of an engine's own failures
+//     also the bucket: an exception is not another one. Step, request and text may differ.
 // (2) A crash is identified by the failed check of the program, or else by its signal.
 // (3) Judging in a child and in this process give the same failure, unless the case crashes or
 //     hangs.
@@ -34,9 +34,7 @@ struct Failure {
 
   bool failed() const { return kind != "agreed" && kind != "refused"; }
   // Compares what a shrink must preserve. A smaller case usually fails in another step and request.
-  bool same_as(const Failure& other) const {
-    return kind == other.kind && check == other.check && finding == other.finding;
-  }
+  bool same_as(const Failure& other) const;
 };
 
 using Judging = std::function<Outcome(const SavedCase&)>;

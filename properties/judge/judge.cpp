@@ -62,10 +62,9 @@ class Bench final : public StepObserver {
     if (recording_ != nullptr) recording_->header = header;
     RecordingHeader audited = followed_ != nullptr ? followed_->header : header;
     if (why_not_audited(audited).empty()) {
-      // An engine without a release profile must not be audited by the rules of a release. The name
-      // "other" has no profile.
-      if (followed_ == nullptr && !decisions.has_profile())
-        audited.engine = {.name = "other", .version = "1"};
+      // An engine without a release profile must not be audited by the rules of a release.
+      if (const auto name = decisions.name_without_profile(); followed_ == nullptr && !name.empty())
+        audited.engine = {.name = std::string(name), .version = "1"};
       auditor_ = std::make_unique<Auditor>(
           audited, followed_ != nullptr ? AuditScope::whole_recording : options_.scope,
           options_.rules);

@@ -152,7 +152,8 @@ void RunAudit::open(const LockstepConfig& config, const DecisionSource& decision
   const KVCacheConfig& plan = config.backend.plan;
   RecordingHeader header = recorder_.header(config.engine, plan.groups, plan.num_blocks, decisions,
                                             config.connector.load_failure_policy);
-  if (!decisions.has_profile()) header.engine = {.name = "other", .version = "1"};
+  if (const auto name = decisions.name_without_profile(); !name.empty())
+    header.engine = {.name = std::string(name), .version = "1"};
   scope_ = scope;
   not_audited_ = why_not_audited(header);
   if (not_audited_.empty()) auditor_.emplace(header, scope);

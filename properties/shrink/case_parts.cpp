@@ -70,8 +70,8 @@ void cut_step(RecordedStep& step, const Names& gone, const Drop& drop) {
   if (step.transfers.kv_holding) std::erase_if(*step.transfers.kv_holding, names_gone);
   std::erase_if(step.inputs.blocked, names_gone);
   std::vector<std::vector<std::string>*> lists = {
-      &step.preempted, &step.finished,         &step.running,           &step.waiting,
-      &step.held,      &step.inputs.holding,   &step.transfers.deferred};
+      &step.preempted, &step.finished,       &step.running,           &step.waiting,
+      &step.held,      &step.inputs.holding, &step.transfers.deferred};
   if (step.worker)
     lists.insert(lists.end(), {&step.worker->received, &step.worker->sent, &step.worker->failed});
   for (RecordedPartReport& report : step.transfers.parts_worker)
@@ -326,10 +326,36 @@ bool windows_are_tokens(const SavedCase& saved) {
   });
 }
 
+// A worker keeps one slot per request for its running states: vLLM 0.33.0 asserts that all groups
+// share the scheduling of states (v1/worker/mamba_utils.py, MambaCopyBuffers.create()). Their
+// drafts and mode are those of the engine: drafts_have_a_method() and states_have_one_mode().
+bool states_have_one_block_size(const SavedCase& saved) {
+  std::set<std::int64_t> sizes;
+  for (const KVCacheGroupSpec& group : saved.cache.groups)
+    if (is_state_kind(group.spec.kind)) sizes.insert(group.spec.block_size);
+  return sizes.size() <= 1;
+}
+
+// A state tensor is a view of whole elements: each begins a multiple of its element after the last.
+bool states_are_elements(const SavedCase& saved) {
+  return std::ranges::all_of(saved.cache.groups, [](const KVCacheGroupSpec& group) {
+    return std::ranges::all_of(group.spec.states, [&](const StateTensorSpec& state) {
+      return page_size_bytes(group.spec) % itemsize_bytes(state.dtype) == 0;
+    });
+  });
+}
+
 // Bit i of BrokenRules is rule i.
-constexpr std::array kRules = {
-    step_has_room,        long_prefills_are_below, pool_holds_the_longest,      requests_fit,
-    drafts_have_a_method, states_have_one_mode,    aligned_steps_reach_a_block, windows_are_tokens};
+constexpr std::array kRules = {step_has_room,
+                               long_prefills_are_below,
+                               pool_holds_the_longest,
+                               requests_fit,
+                               drafts_have_a_method,
+                               states_have_one_mode,
+                               aligned_steps_reach_a_block,
+                               windows_are_tokens,
+                               states_have_one_block_size,
+                               states_are_elements};
 
 }  // namespace
 

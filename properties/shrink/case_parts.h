@@ -84,6 +84,8 @@ bool set_num_blocks(SavedCase& saved, std::int64_t num_blocks);
 //   5  state groups have the engine's mode; it saves states exactly with prefix caching
 //   6  in mode align every group's block fits a step, and prompts come in chunks
 //   7  a window has more than one token, a chunk at least one
+//   8  state groups have blocks of one size
+//   9  a page of states is whole elements of each state
 using BrokenRules = std::uint32_t;
 BrokenRules broken_rules(const SavedCase& saved);
 

@@ -278,27 +278,37 @@ void remove_layers(ShrinkTrial& trial) {
 }
 
 // Lowers a block size with its kernel block and, if they are equal, the engine's block sizes. The
-// kernel block stays if it divides the new size; otherwise the block is no longer split.
+// kernel block stays if it divides the new size; otherwise the block is no longer split. All state
+// groups change together: their blocks have one size.
+void set_block_size(SavedCase& saved, std::size_t group, std::int64_t size) {
+  const auto is_of_states = [&](std::size_t g) {
+    return is_state_kind(saved.cache.groups[g].spec.kind);
+  };
+  for (std::size_t g = 0; g < saved.cache.groups.size(); ++g) {
+    if (g != group && !(is_of_states(g) && is_of_states(group))) continue;
+    change_specs(saved, g, [&](KVCacheSpec& spec) { spec.block_size = size; });
+    std::int64_t& kernel = saved.kernel_block_sizes[g];
+    if (size % kernel != 0) kernel = size;
+  }
+}
+
 void lower_block_size(ShrinkTrial& trial, std::size_t group) {
   const auto get = [&](const SavedCase& saved) {
     return saved.cache.groups[group].spec.block_size;
   };
   const auto set = [&](SavedCase& saved, std::int64_t size) {
     const std::int64_t before = get(saved);
-    change_specs(saved, group, [&](KVCacheSpec& spec) { spec.block_size = size; });
+    set_block_size(saved, group, size);
     if (saved.engine.block_size == before)
       saved.engine.block_size = static_cast<std::int32_t>(size);
     if (saved.engine.mamba_block_size == before)
       saved.engine.mamba_block_size = static_cast<std::int32_t>(size);
-    std::int64_t& kernel = saved.kernel_block_sizes[group];
-    if (size % kernel != 0) kernel = size;
   };
   lower_in_plan(trial, 1, get, set);
   // A state block in mode none is as long as the longest request, and shrinks with it.
   trial.attempt_with([&](SavedCase& saved) {
-    const auto longest = std::min<std::int64_t>(get(saved), saved.engine.max_model_len);
-    change_specs(saved, group, [&](KVCacheSpec& spec) { spec.block_size = longest; });
-    saved.kernel_block_sizes[group] = longest;
+    set_block_size(saved, group, std::min<std::int64_t>(get(saved), saved.engine.max_model_len));
+    saved.kernel_block_sizes[group] = get(saved);
   });
 }
 

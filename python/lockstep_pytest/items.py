@@ -61,6 +61,11 @@ class Settings:
     # Bucket of a failure as found -> bucket of its smallest case; of each the first is shrunk.
     buckets: dict[str, str] = field(default_factory=dict)
 
+    def checks(self, backend: str) -> str:
+        """Names the checks of a case. Invariants read the model: no other engine has them."""
+        checks = "the audit" if self.decisions else "audit and invariants"
+        return checks if backend in ("", "none") else f"pages on {backend}, {checks}"
+
     def judging(self, backend: bool = True) -> list[str]:
         """Options that select what is judged."""
         words = ["--backend", self.backend] if backend and self.backend else []
@@ -190,7 +195,7 @@ def _sizes(sizes: dict[str, int]) -> str:
 
 
 class CaseItem(LockstepItem):
-    """A saved case, judged by everything there is: pages, audit, invariants."""
+    """A saved case, judged by everything there is: pages, audit, and the model's invariants."""
 
     file: Path
 
@@ -198,9 +203,8 @@ class CaseItem(LockstepItem):
         return _smallest(self.settings, self.file, self.save, backend=True)[1]
 
     def lockstep_judged(self) -> list[dict[str, Any]]:
-        backend = self.settings.backend or "the case's backend"
-        checks = f"pages on {backend}, audit and invariants"
-        return [judged(1, "case", self.settings.decided_by, checks)]
+        backend = self.settings.backend or first_object(self.file).get("backend", "")
+        return [judged(1, "case", self.settings.decided_by, self.settings.checks(backend))]
 
 
 class RecordingItem(LockstepItem):
@@ -364,10 +368,8 @@ class SeedItem(LockstepItem):
         return self.runs.failure_of(self.seed)
 
     def lockstep_judged(self) -> list[dict[str, Any]]:
-        checks = "audit and invariants"
-        if self.settings.backend and not self.settings.decisions:
-            checks = f"pages on {self.settings.backend}, {checks}"
-        return [judged(1, "seed", self.settings.decided_by, checks)]
+        backend = "" if self.settings.decisions else self.settings.backend
+        return [judged(1, "seed", self.settings.decided_by, self.settings.checks(backend))]
 
 
 class SeedRuns:

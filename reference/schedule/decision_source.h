@@ -83,11 +83,14 @@ class DecisionSource {
   virtual const EngineFailure* failure() const { return nullptr; }
   // The model's scheduler if it decides; otherwise null.
   virtual const Scheduler* model() const { return nullptr; }
-  // False: the deciding engine has no release profile (SGLang), whatever the configuration names.
-  virtual bool has_profile() const { return true; }
+  // Name of the deciding engine if it has no release profile (SGLang), whatever the configuration
+  // names; empty: it has one.
+  virtual std::string_view name_without_profile() const { return {}; }
   // With a KV connector and prefix caching: keys of the full hash blocks of a live request. They
   // identify its tokens; another engine's own hashes may differ.
   virtual std::span<const BlockKey> block_keys(RequestId) const { return {}; }
+  // Lines about what the source did not report, so that it was not checked.
+  virtual std::vector<std::string> not_checked() const { return {}; }
 };
 
 // The engine that a DecisionsFactory creates a source for.
@@ -95,6 +98,7 @@ struct EngineToDecide {
   const EngineConfig& engine;
   const KVCacheConfig& plan;
   KVTransfer transfer;
+  std::vector<std::string_view> features = {};  // of the scheduler protocol that its events need
 };
 // Creates the decision source of an engine. Errors: an unsupported configuration, an engine that
 // does not start.

@@ -244,6 +244,8 @@ bool LockstepRun::observe(bool (StepObserver::*hook)(const StepView&),
 }
 
 Result<RunReport> LockstepRun::finish() {
+  summary_.unreported = decisions_.not_checked();
+  for (const std::string& line : summary_.unreported) summary_.not_checked.push_back(line);
   if (memory_ != nullptr) {
     // After a divergence, further differences are consequences: all pages are compared only if the
     // run agreed so far.

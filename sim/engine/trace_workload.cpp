@@ -156,6 +156,13 @@ class TraceWorkload final : public Workload {
   std::optional<std::int64_t> next_due_ns() const override { return next_due(); }
   void advance_to(std::int64_t now_ns) override { now_ = std::max(now_, now_ns); }
   std::int64_t records_consumed() const override { return consumed_; }
+  std::vector<std::string_view> features() const override {
+    std::vector<std::string_view> features;
+    for (const TraceRecord& record : trace_->records)
+      if (const auto* control = std::get_if<TraceControl>(&record))
+        features.emplace_back(control->preempts_running ? "reset_running" : "reset_prefix_cache");
+    return features;
+  }
 
  private:
   // A record that has not become an event yet.

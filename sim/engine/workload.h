@@ -129,6 +129,8 @@ class Workload {
   // True if every step is given, also idle ones, and the run ends with them: a deadlock is never a
   // verdict of such a run.
   virtual bool is_scripted() const { return false; }
+  // Features of the scheduler protocol that its events need, as far as known before the run.
+  virtual std::vector<std::string_view> features() const { return {}; }
   // "FILE:LINE" of the last record, for errors; empty: no file.
   virtual std::string place() const { return {}; }
   virtual std::int64_t now_ns() const = 0;

@@ -244,13 +244,23 @@ class EngineReporter final : public StepReporter {
   bool decide(std::int64_t number, RecordedStep& step) override {
     // With tables_every_ 4: steps 3, 7, 11.
     const bool shows_tables = (number + 1) % tables_every_ == 0;
-    return ask(schedule_message(number, shows_tables),
-               [&](JsonObject& reply) { read_decision(reply, header_, step); });
+    return ask(schedule_message(number, shows_tables), [&](JsonObject& reply) {
+      read_decision(reply, header_, step);
+      lacks_tables_ |= shows_tables && !step.running.empty() && !step.tables;
+      lacks_free_blocks_ |= step.free_blocks < 0;
+    });
   }
   bool update(const RecordedStep& output, RecordedStep& step, TokenCounts& counts) override {
     return ask(update_message(output), [&](JsonObject& reply) {
-      counts.num_tokens = read_outcome(reply, header_, step).num_tokens;
+      counts = {.num_tokens = read_outcome(reply, header_, step).num_tokens, .are_claims = true};
     });
+  }
+  std::vector<std::string> not_checked() const override {
+    std::vector<std::string> lines;
+    if (lacks_tables_)
+      lines.emplace_back("block tables: a `schedule` with \"tables\" was answered without them");
+    if (lacks_free_blocks_) lines.emplace_back("free blocks: the engine does not report them");
+    return lines;
   }
   const EngineFailure* failure() const override { return engine_->failure(); }
   // "reply:" marks a reply that is well-formed but contradicts the run.
@@ -295,6 +305,8 @@ class EngineReporter final : public StepReporter {
   RecordingHeader header_;
   ConnectorQueries* connector_ = nullptr;  // null: none
   const std::int64_t tables_every_;
+  bool lacks_tables_ = false;
+  bool lacks_free_blocks_ = false;
 };
 
 Result<std::unique_ptr<DecisionSource>> open_decisions(ForeignEngines& engines,
@@ -307,6 +319,8 @@ Result<std::unique_ptr<DecisionSource>> open_decisions(ForeignEngines& engines,
     connect_engine(header, transfer.kv_load_failure_policy, transfer.connector->traits());
   if (const std::string missing = missing_feature(engines.hello(), header); !missing.empty())
     return fail(lacks(engines.hello(), missing));
+  for (const std::string_view feature : to_decide.features)
+    if (!engines.hello().can(feature)) return fail(lacks(engines.hello(), feature));
   LS_ASSIGN_OR_RETURN(auto engine, engines.take());
   auto reporter = std::make_unique<EngineReporter>(std::move(engine), header, tables_every);
   LS_ASSIGN_OR_RETURN(header, reporter->open());

@@ -108,6 +108,7 @@ Result<RequestId> ReportedDecisions::add_request(RequestSpec request) {
   live_[request.name] = id;
   Request& added = at(id);
   added = {.name = std::move(request.name),
+           .first_step = num_steps_,
            .num_tokens = request.prompt.size(),
            .is_live = true,
            .known = std::move(known)};
@@ -120,6 +121,34 @@ Result<RequestId> ReportedDecisions::add_request(RequestSpec request) {
 void ReportedDecisions::extend_keys(KnownTokens& known) const {
   const HashRule rule{.hash_block_size = static_cast<std::int32_t>(header_.hash_block_size)};
   known.hashes.extend(rule, known.tokens, known.cache_salt, known.keys);
+}
+
+// Prompt and accepted output. Only an end, a reset, a step in flight or a lost block drops samples.
+void ReportedDecisions::check_counts(const StepReporter::TokenCounts& counts,
+                                     const RecordedStep& output) {
+  const bool may_drop = header_.options.config.async_scheduling || connector_ != nullptr ||
+                        output.step < reset_before_;
+  const auto sampled_of = [&](const std::string& name) {
+    const auto row = std::ranges::find(output.sampled, name, &RecordedTokens::id);
+    return row == output.sampled.end() ? 0 : std::ssize(row->tokens);
+  };
+  for (const auto& [name, num_tokens] : counts.num_tokens) {
+    const auto live = live_.find(name);
+    if (live == live_.end() || at(live->second).first_step > output.step) continue;
+    const std::int64_t before = at(live->second).num_tokens, most = before + sampled_of(name);
+    const bool ends = std::ranges::count(step_.stopped, name, &RecordedStopped::id) > 0;
+    const std::int64_t least = may_drop || ends ? before : most;
+    if (num_tokens < least || num_tokens > most)
+      reporter_->fail(fmt::format("num_tokens: `{}` has {}; expected {}, its prompt and output",
+                                  name, num_tokens, most));
+  }
+  for (const RecordedTokens& row : output.sampled) {
+    const auto live = live_.find(row.id);
+    if (live == live_.end() || at(live->second).first_step > output.step) continue;
+    if (std::ranges::find(counts.num_tokens, row.id,
+                          &std::pair<std::string, std::int64_t>::first) == counts.num_tokens.end())
+      reporter_->fail(fmt::format("num_tokens: `{}` has sampled, and is not listed", row.id));
+  }
 }
 
 // An engine may drop sampled tokens, but only the last ones of an output, or all of them.
@@ -171,6 +200,7 @@ void ReportedDecisions::abort_request(RequestId request) {
 
 bool ReportedDecisions::reset_prefix_cache(bool preempts_running) {
   const auto succeeded = reporter_->reset_prefix_cache(preempts_running, step_);
+  if (preempts_running) reset_before_ = num_steps_;
   if (preempts_running)
     for (const RequestId id : running_) at(id).table.clear();
   if (succeeded) take_state();
@@ -400,6 +430,7 @@ std::span<const StoppedRequest> ReportedDecisions::update_from_output(const Mode
   take_report(output.kv_connector_output, reported);
   StepReporter::TokenCounts counts;
   if (!reporter_->update(reported, step_, counts)) return stopped_;
+  if (counts.are_claims) check_counts(counts, reported);
   for (const auto& [name, num_tokens] : counts.num_tokens)
     for (const RequestId id : ids_of("num_tokens", {name}))
       take_tokens(id, num_tokens, reported.sampled);

@@ -64,12 +64,15 @@ class StepReporter {
   virtual bool decide(std::int64_t number, RecordedStep& step) = 0;
   struct TokenCounts {
     std::vector<std::pair<std::string, std::int64_t>> num_tokens;  // by request
+    bool are_claims = false;  // true: an engine's own, to be checked
   };
   // Processes an output. `output`: number, samples, drafts and connector report of an earlier step.
   // `step`: receives the ends, queues and counts after it. False: the reporter has failed.
   virtual bool update(const RecordedStep& output, RecordedStep& step, TokenCounts& counts) = 0;
   virtual const EngineFailure* failure() const = 0;  // null: none
   virtual void fail(std::string what) = 0;           // records that its report makes no sense
+  // Lines about what its reports did not contain.
+  virtual std::vector<std::string> not_checked() const { return {}; }
 };
 
 class ReportedDecisions : public DecisionSource, public ConnectorQueries {
@@ -101,7 +104,10 @@ class ReportedDecisions : public DecisionSource, public ConnectorQueries {
   std::int64_t hash_block_size() const override { return header_.hash_block_size; }
   std::span<const BlockKey> block_keys(RequestId request) const override;
   const EngineFailure* failure() const override { return reporter_->failure(); }
-  bool has_profile() const override { return header_.engine.name == "vllm"; }
+  std::vector<std::string> not_checked() const override { return reporter_->not_checked(); }
+  std::string_view name_without_profile() const override {
+    return header_.engine.name == "vllm" ? std::string_view() : header_.engine.name;
+  }
 
   std::optional<ExternalHit> matched_tokens(const std::string& name,
                                             std::int32_t num_local_tokens) override;
@@ -121,6 +127,7 @@ class ReportedDecisions : public DecisionSource, public ConnectorQueries {
   // A request as the reports describe it.
   struct Request {
     std::string name;
+    std::int64_t first_step = 0;  // that could schedule it
     std::int64_t num_tokens = 0;
     std::vector<std::int32_t> item_rows{};  // rows of the encoder, per item of the prompt
     BlocksPerGroup table = {};              // as last reported, with the blocks added since
@@ -157,6 +164,8 @@ class ReportedDecisions : public DecisionSource, public ConnectorQueries {
   void take_transfers();
   void take_finished();
   void take_report(const KVConnectorOutput& report, RecordedStep& output);
+  // Compares an engine's counts with the tokens that its requests had and the samples of `output`.
+  void check_counts(const StepReporter::TokenCounts& counts, const RecordedStep& output);
   // Sets the number of the request's tokens, of which the last are the first of `sampled`.
   void take_tokens(RequestId id, std::int64_t num_tokens,
                    const std::vector<RecordedTokens>& sampled);
@@ -178,6 +187,7 @@ class ReportedDecisions : public DecisionSource, public ConnectorQueries {
   SchedulerOutput output_;
   CacheCounters counters_;
   std::int64_t num_steps_ = 0;
+  std::int64_t reset_before_ = 0;  // output of earlier steps may be dropped: a reset preempted all
 };
 
 }  // namespace lockstep

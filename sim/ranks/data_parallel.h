@@ -205,6 +205,7 @@ class DealtWorkload final : public Workload {
   // REQUIRES: `all` outlives the object.
   explicit DealtWorkload(Workload& all) : all_(all) {}
 
+  std::vector<std::string_view> features() const override { return all_.features(); }
   // Adds an event to the rank's next turn.
   void deal(WorkloadEvent event);
   // Requests added since the rank's last turn. They count as waiting for the load balance.

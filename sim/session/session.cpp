@@ -75,6 +75,8 @@ Result<void> Session::add_engine(std::int32_t dp_rank, SessionParts& parts) {
     engine.dealt = dealt.get();
     given = std::move(dealt);
   }
+  std::vector<std::string_view> features;
+  if (given != nullptr) features = given->features();
   // A scripted workload fixes each step, a connector's answers included. It has its own connector.
   if (given != nullptr && !given->is_scripted())
     given =
@@ -107,8 +109,8 @@ Result<void> Session::add_engine(std::int32_t dp_rank, SessionParts& parts) {
   // check_setup() could not know these traits: the workload's connector, faults, a foreign decider.
   LS_RETURN_IF_ERROR(supported(facts));
   if (parts.decisions) {
-    LS_ASSIGN_OR_RETURN(engine.decisions,
-                        parts.decisions({config_.engine, config_.backend.plan, transfer}));
+    LS_ASSIGN_OR_RETURN(engine.decisions, parts.decisions({config_.engine, config_.backend.plan,
+                                                           transfer, std::move(features)}));
   } else {
     const PlantedParts planted(config_.scheduler_defect);
     const bool healthy = config_.scheduler_defect == SchedulerDefect::none;

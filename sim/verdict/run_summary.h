@@ -193,6 +193,7 @@ struct RunVerdict {
 
 struct RunSummary : RunCounts, RunVerdict {
   std::vector<std::string> not_checked;  // one line each
+  std::vector<std::string> unreported;   // those of not_checked that a decision source left out
 
   std::vector<KernelStatistics> kernels;  // by kernel, of the backend
   GraphStatistics graphs;

@@ -47,6 +47,44 @@ TEST(Decisions, AMistakeIsShrunkToldAndKeptAsARecording) {
       << explanation.out;
 }
 
+TEST(Decisions, ATraceThatNeedsMoreThanTheEngineIsRefusedAtTheStart) {
+  const Outcome refused =
+      run_lockstep({"replay", LOCKSTEP_SOURCE_DIR "/traces/samples/shared_prefixes.jsonl",
+                    "--backend", "none", "--decisions", kEngine});
+  EXPECT_EQ(refused.status, 2) << refused.out;
+  EXPECT_NE(refused.err.find("paged-1.0: the engine does not support reset_prefix_cache"),
+            std::string::npos)
+      << refused.err;
+}
+
+// Each reports too little or a wrong count: the example with one line changed.
+Outcome fuzz_changed(const std::string& name, const std::string& from, const std::string& to) {
+  std::string text = read_text(LOCKSTEP_SOURCE_DIR "/docs/examples/paged_engine.py");
+  const std::size_t at = text.find(from);
+  EXPECT_NE(at, std::string::npos) << from;
+  const std::string path = temporary_path(name + ".py");
+  write_text(path, text.replace(at, from.size(), to));
+  return fuzz("python3 " + path, {});
+}
+
+TEST(Decisions, CountsThatTheOutputDoesNotLeadToAreTold) {
+  const std::string known = "known[name] = request[\"tokens\"]";
+  for (const std::string& to : {known + " + 1", std::string("pass")}) {
+    const Outcome found = fuzz_changed("counts", known, to);
+    EXPECT_EQ(found.status, 1) << found.out << found.err;
+    EXPECT_NE(found.out.find("  reply:num_tokens: "), std::string::npos) << found.out;
+  }
+}
+
+TEST(Decisions, WhatTheEngineDoesNotReportIsNotChecked) {
+  const Outcome tables = fuzz_changed("tables", "if tables:", "if False:");
+  EXPECT_EQ(tables.status, 0) << tables.out << tables.err;
+  EXPECT_NE(tables.out.find("  - block tables: "), std::string::npos) << tables.out;
+  const Outcome free = fuzz_changed("free", "len(self.free)}", "None}");
+  EXPECT_EQ(free.status, 0) << free.out << free.err;
+  EXPECT_NE(free.out.find("  - free blocks: "), std::string::npos) << free.out;
+}
+
 // A program in place of an interpreter, which names itself.
 std::string interpreter(const std::string& name) {
   const std::string folder = temporary_path(name);

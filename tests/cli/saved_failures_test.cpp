@@ -133,6 +133,17 @@ TEST(SavedMutants, AreReproducedByEveryCommand) {
     }
 }
 
+TEST(SavedFailures, AKnownFindingInTheirPlaceIsNotTheirs) {
+  for (const std::string command : {"replay", "explain"}) {
+    const Outcome again = run_lockstep({command, LOCKSTEP_SOURCE_DIR
+                                        "/tests/regressions/"
+                                        "load_ends_before_a_hit_of_hidden_states.case.jsonl"});
+    EXPECT_NE(again.out.find("NOT reproduced: it fails differently"), std::string::npos)
+        << command << again.out;
+    EXPECT_EQ(again.status, 4) << command << again.out << again.err;
+  }
+}
+
 void PrintTo(const Planted& planted, std::ostream* out) { *out << planted.name; }
 
 INSTANTIATE_TEST_SUITE_P(Table, SavedFailures, testing::ValuesIn(kPlanted),

@@ -105,8 +105,8 @@ def test_a_case_that_fails_says_its_line_the_smallest_case_and_one_command(
             "  1 requests, 2 tokens, 1 groups, 1 layers, 2 blocks,*",
             "What happens in it: .lockstep/shared_prefixes-step*.min.explain.txt",
             "Again: lockstep explain .lockstep/shared_prefixes-step*.min.case.jsonl",
-            "lockstep: 1 case decided by the model, judged by pages on the case's backend, audit "
-            "and invariants; 1 failure",
+            "lockstep: 1 case decided by the model, judged by pages on simt, audit and "
+            "invariants; 1 failure",
         ]
     )
     result.stdout.fnmatch_lines(["planted: drop-slot"])
@@ -222,7 +222,7 @@ def test_a_defect_of_a_scheduler_is_found_by_a_seed_and_made_small(session, pyte
         [
             f"*{tests} tests fail this way; also*",
             f"lockstep: {12 - outcomes['skipped']} seeds decided by {ENGINE} --bug lost, judged by "
-            f"audit and invariants; 1 failure in {tests} tests",
+            f"the audit; 1 failure in {tests} tests",
         ]
     )
     shrunk = list((pytester.path / ".lockstep").glob("*.min.case.jsonl"))

@@ -9,6 +9,7 @@
 
 #include "cuda_backend/backends.h"
 #include "properties/generate/generator.h"
+#include "properties/judge/failure.h"
 #include "properties/judge/forwarding_backend.h"
 #include "properties/judge/known_findings.h"
 #include "reference/profiles/policies.h"
@@ -187,6 +188,30 @@ TEST(KnownFindings, AreWhatACaseGetsPastOnceTheyAreRepaired) {
     EXPECT_FALSE(judge(saved).same_failure(outcome)) << seed;
   }
   EXPECT_GT(num_found, 5);
+}
+
+// An exception of an engine is not another one; the numbers in it may differ.
+TEST(Judge, AnEnginesOwnFailureIsTheSameOnlyByItsCause) {
+  const Failure first{
+      .kind = "violation", .check = "engine.exception", .request = {}, .what = "KeyError: 'r1'"};
+  Failure other = first;
+  other.what = "KeyError: 'r22'";
+  EXPECT_TRUE(other.same_as(first));
+  EXPECT_EQ(expected_of(other).cause, expected_of(first).cause);
+  other.what = "AssertionError: 4 blocks";
+  EXPECT_FALSE(other.same_as(first));
+  EXPECT_NE(expected_of(other).cause, expected_of(first).cause);
+  other.check = "audit.queues";
+  EXPECT_TRUE(expected_of(other).cause.empty());
+}
+
+// No engine starts with such a case; the ledger still follows each group by its own blocks.
+TEST(Judge, StateGroupsOfTwoBlockSizesAreAuditedEachByItsOwn) {
+  const auto saved = read_saved_case(
+      LOCKSTEP_SOURCE_DIR "/tests/properties/state_groups_of_two_block_sizes.case.jsonl");
+  ASSERT_TRUE(saved) << saved.error().message;
+  const Outcome outcome = judge(*saved);
+  EXPECT_EQ(outcome.kind, OutcomeKind::agreed) << outcome.what;
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "properties/shrink/case_parts.h"
+#include "reference/plan/page_size.h"
 #include "tests/properties/large_case.h"
 
 namespace lockstep {
@@ -67,6 +68,29 @@ TEST(Shrinker, WhatTheFailureNeedsStaysAndEverythingElseGoes) {
   EXPECT_EQ(smallest.engine.policy, SchedulingPolicy::priority);
   EXPECT_EQ(requests_of(smallest)[0]->prompt.runs.size(), 1u) << saved_case_to_text(smallest);
   EXPECT_EQ(requests_of(smallest)[0]->name, "r0");
+}
+
+// vLLM refuses the first, and an executor cannot view the second.
+TEST(Shrinker, StatesKeepOneBlockSizeAndPagesOfWholeElements) {
+  SavedCase start = large_case(2);
+  KVCacheGroupSpec states = start.cache.groups[2];
+  states.layer_names = {"more.0"};
+  start.cache.groups.push_back(states);
+  start.kernel_block_sizes.push_back(start.kernel_block_sizes[2]);
+  ASSERT_TRUE(plan_again(start));
+  const auto result = shrink(start, when([](const SavedCase& saved) {
+                               const auto& groups = saved.cache.groups;
+                               return groups.size() == 4 && groups[2].spec.block_size >= 3 &&
+                                      groups[0].spec.head_size >= 5;
+                             }));
+  ASSERT_TRUE(result);
+  const auto& groups = result->smallest.cache.groups;
+  EXPECT_EQ(groups[2].spec.block_size, 3);
+  EXPECT_EQ(groups[3].spec.block_size, 3);
+  for (const KVCacheGroupSpec& group : {groups[2], groups[3]})
+    for (const StateTensorSpec& state : group.spec.states)
+      EXPECT_EQ(page_size_bytes(group.spec) % itemsize_bytes(state.dtype), 0)
+          << saved_case_to_text(result->smallest);
 }
 
 TEST(Shrinker, RequestsThatWaitForOneAnotherStayTogetherOnlyWhenItMatters) {

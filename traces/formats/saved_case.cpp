@@ -75,6 +75,7 @@ void fields(Io& io, FieldsOf<Io, ExpectedVerdict>& verdict) {
   io.optional("step", verdict.step, kStep);
   io.optional("check", verdict.check);
   io.optional("request", verdict.request);
+  io.optional("cause", verdict.cause);
 }
 
 // The first line. `recorded` announces that a recording follows the trace. kernel_block_sizes must

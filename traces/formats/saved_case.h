@@ -32,6 +32,8 @@ struct ExpectedVerdict {
   // itself failed, or nothing did.
   std::string check{};
   std::string request{};
+  // Of an engine's own failure: bucket_of() (properties/judge/failure.h). Empty: any.
+  std::string cause{};
   bool fails() const { return kind != "agreed"; }
   bool operator==(const ExpectedVerdict&) const = default;
 };

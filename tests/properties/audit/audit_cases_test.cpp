@@ -148,6 +148,8 @@ TEST(AuditCases, RulesAboutPolicyAreLeftOutOnRequest) {
   EXPECT_EQ(has_limits(audited(AuditedRules::all)), 1);
   EXPECT_EQ(has_limits(audited(AuditedRules::memory)), 0);
   EXPECT_EQ(audited(AuditedRules::all).size(), audited(AuditedRules::memory).size() + 1);
+  recording.header.engine = {"mine", "1.0"};
+  EXPECT_EQ(has_limits(audited(AuditedRules::all)), 1) << "an engine without a profile has limits";
   recording.header.options.given = {"num_spec_tokens"};
   recording.steps[0].scheduled[0].spec = {7};
   EXPECT_EQ(has_limits(audited(AuditedRules::all)), 1);

@@ -375,6 +375,13 @@ TEST(Audit, AnEndWhoseReasonIsNotSoIsFound) {
   expect_one(recording, 1, "a", "none of the 2 that it sampled is one");
   recording.steps[0].before[0].request.eos_token = 23;
   EXPECT_TRUE(audit(recording).empty());
+  recording.steps[1].stopped = {{"a", "abort"}};
+  expect_one(recording, 1, "a", "ends by an abort, and no client has aborted it");
+  RecordedEvent abort;
+  abort.kind = RecordedEvent::Kind::abort;
+  abort.name = "a";
+  recording.steps[1].before = {abort};
+  EXPECT_TRUE(audit(recording).empty());
 }
 
 TEST(Audit, ARequestThatIsInNoQueueIsFoundOnce) {
