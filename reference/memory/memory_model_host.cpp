@@ -455,8 +455,8 @@ void MemoryModel::advance_words(std::int32_t group, std::span<const ContentId> c
   for_each_in_parallel(std::ssize(layers), is_long ? num_threads_ : 1, advance);
 }
 
-// The zero state or the source's. Words that no other block shares are advanced in place, since they
-// may be many megabytes; others are copied.
+// The zero state or the source's. Words that no other block shares are advanced in place, since
+// they may be many megabytes; others are copied.
 std::shared_ptr<std::vector<std::uint64_t>> MemoryModel::take_words(std::int32_t group,
                                                                     BlockId source,
                                                                     BlockId target) const {
