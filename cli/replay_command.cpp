@@ -49,8 +49,8 @@ std::string path_of_rank(const std::string& path, std::size_t dp_rank, std::size
       .string();
 }
 
-// With several engines, these outputs are a file per data parallel rank. None may be another file of
-// the command.
+// With several engines, these outputs are a file per data parallel rank. None may be another file
+// of the command.
 Result<void> check_outputs_of_ranks(const ReplayOptions& options, std::size_t dp_size) {
   if (dp_size == 1) return {};
   std::vector<std::string> taken = {options.file, options.reports.json_path,
