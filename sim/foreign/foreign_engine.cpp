@@ -320,7 +320,8 @@ Result<std::unique_ptr<DecisionSource>> open_decisions(ForeignEngines& engines,
   if (const std::string missing = missing_feature(engines.hello(), header); !missing.empty())
     return fail(lacks(engines.hello(), missing));
   for (const std::string_view feature : to_decide.features)
-    if (!engines.hello().can(feature)) return fail(lacks(engines.hello(), feature));
+    if (!engines.hello().can(feature))
+      return fail(lacks(engines.hello(), feature) + "; use a trace without it, or --limit");
   LS_ASSIGN_OR_RETURN(auto engine, engines.take());
   auto reporter = std::make_unique<EngineReporter>(std::move(engine), header, tables_every);
   LS_ASSIGN_OR_RETURN(header, reporter->open());
