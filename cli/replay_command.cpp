@@ -39,11 +39,11 @@ namespace lockstep {
 namespace {
 
 // Returns the output path of one data parallel rank: "out.dp1.json" for "out.json". With one
-// engine, for a device and for "-", the path itself.
+// engine, and for a device, the path itself.
 std::string path_of_rank(const std::string& path, std::size_t dp_rank, std::size_t dp_size) {
   const std::filesystem::path whole(path);
   // A device takes the output of every rank.
-  if (dp_size == 1 || (exists(whole) && !is_regular_file(whole)) || path == "-") return path;
+  if (dp_size == 1 || (exists(whole) && !is_regular_file(whole))) return path;
   return (whole.parent_path() /
           fmt::format("{}.dp{}{}", whole.stem().string(), dp_rank, whole.extension().string()))
       .string();

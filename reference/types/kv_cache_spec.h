@@ -150,6 +150,10 @@ constexpr bool is_dealt_out(const KVCacheSpec& spec) {
 }
 constexpr bool is_ring(const KVCacheSpec& spec) { return is_ring(spec.kind); }
 constexpr bool is_cross_attention(const KVCacheSpec& spec) { return is_cross_attention(spec.kind); }
+// True if vLLM serves models with such layers without prefix caching (models/config.py).
+constexpr bool is_served_uncached(const KVCacheSpec& spec) {
+  return is_cross_attention(spec) || spec.rswa_window > 0;
+}
 // True if attention reads rows other than a run of a request's tokens: an encoder's, sinks, or both
 // sides of a gap.
 constexpr bool reads_beside_tokens(const KVCacheSpec& spec) {

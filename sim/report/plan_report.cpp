@@ -340,14 +340,11 @@ Result<PlanReport> make_plan_report(const ModelSpec& model, const PlanOptions& o
   LS_RETURN_IF_ERROR(overlays_groups(report.engine)
                          ? plan_overlaid(model, options, layout, extra, report)
                          : plan_tensors(model, options, layout, extra, report));
-  // Served without prefix caching.
-  const bool is_uncached = std::ranges::any_of(model.kinds, [](const LayerKind& kind) {
-    return is_cross_attention(kind.spec) || kind.spec.rswa_window > 0;
-  });
-  if (is_uncached) report.hit_step_tokens = 0;
-  for (const LayerKind& kind : model.kinds)
+  for (const LayerKind& kind : model.kinds) {
+    if (is_served_uncached(kind.spec)) report.hit_step_tokens = 0;
     if (kind.spec.bounded_replay)
       report.replayed_tokens = std::max(report.replayed_tokens, kind.spec.sliding_window);
+  }
   return report;
 }
 

@@ -249,8 +249,7 @@ void serve_kinds(const LayerSpecs& layers, EngineConfig& engine, std::vector<std
     return std::ranges::any_of(layers, [&](const NamedSpec& layer) { return is(layer.spec); });
   };
   const bool has_cross = has([](const KVCacheSpec& spec) { return is_cross_attention(spec); });
-  const bool has_windows = has([](const KVCacheSpec& spec) { return spec.rswa_window > 0; });
-  if (engine.enable_prefix_caching && (has_cross || has_windows)) {
+  if (engine.enable_prefix_caching && has(is_served_uncached)) {
     engine.enable_prefix_caching = false;
     chosen.push_back("no prefix caching, as the engine serves cross attention and R-SWA");
   }
