@@ -275,6 +275,10 @@ void add_number(CLI::App& command, const std::string& name, T& value, const std:
 
 void declare_pair_options(CLI::App& command, PairCommandOptions& o) {
   declare_replay_options(command, o.replay);
+  command.get_option("FILE")->description(
+      "request trace, trace of another tool (several files: its shards, in order), or saved case "
+      "of "
+      "`pair`; or the name of a bundled sample");
   constexpr std::int64_t kHour = 3'600'000'000'000;
   command
       .add_option("--prefill-blocks", o.prefill_blocks,
@@ -376,7 +380,7 @@ Result<PreparedPair> prepare(const PairCommandOptions& given) {
         run.spec.mutants.front());
   LS_ASSIGN_OR_RETURN(const ReplayInput input, read_input(replay));
   if (input.trace == nullptr)
-    return fail("{}: a {} is the run of one engine; give a request trace", replay.file,
+    return fail("{}: this {} is the run of one engine; give a request trace", replay.file,
                 name_of(input.format));
   // The file is read once: both engines receive the same trace.
   LS_ASSIGN_OR_RETURN(auto decode, resolve_replay(replay, input));

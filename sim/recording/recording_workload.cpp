@@ -244,6 +244,17 @@ class RecordedWorkload final : public GrowingRecording {
   void request_left(std::string_view, std::uint64_t) override {}
   std::int64_t now_ns() const override { return step_.step; }
   std::int64_t records_consumed() const override { return steps_; }
+  std::vector<std::string_view> features() const override {
+    std::vector<std::string_view> features;
+    for (const RecordedStep& step : source_.in_memory())
+      for (const auto* events : {&step.before, &step.during})
+        for (const RecordedEvent& event : *events)
+          if (event.kind == RecordedEvent::Kind::pause_state)
+            features.emplace_back("pause_state");
+          else if (event.kind == RecordedEvent::Kind::reset_prefix_cache)
+            features.emplace_back(event.resets_running ? "reset_running" : "reset_prefix_cache");
+    return features;
+  }
   std::string place() const override { return source_.place(); }
   const RecordedStep& current() const override { return step_; }
   const RecordingEnd& end() const override { return source_.end(); }

@@ -47,14 +47,16 @@ TEST(Decisions, AMistakeIsShrunkToldAndKeptAsARecording) {
       << explanation.out;
 }
 
-TEST(Decisions, ATraceThatNeedsMoreThanTheEngineIsRefusedAtTheStart) {
-  const Outcome refused =
-      run_lockstep({"replay", LOCKSTEP_SOURCE_DIR "/traces/samples/shared_prefixes.jsonl",
-                    "--backend", "none", "--decisions", kEngine});
-  EXPECT_EQ(refused.status, 2) << refused.out;
-  EXPECT_NE(refused.err.find("paged-1.0: the engine does not support reset_prefix_cache"),
-            std::string::npos)
-      << refused.err;
+TEST(Decisions, InputsThatNeedMoreThanTheEngineAreRefusedAtTheStart) {
+  for (const std::string_view name :
+       {"shared_prefixes.jsonl", "recordings/vllm-0.33.0/preemption/0002.jsonl"}) {
+    const Outcome refused =
+        run_lockstep({"replay", sample_path(name), "--backend", "none", "--decisions", kEngine});
+    EXPECT_EQ(refused.status, 2) << refused.out;
+    EXPECT_NE(refused.err.find("paged-1.0: the engine does not support reset_prefix_cache"),
+              std::string::npos)
+        << refused.err;
+  }
 }
 
 // Each reports too little or a wrong count: the example with one line changed.

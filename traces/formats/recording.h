@@ -544,6 +544,11 @@ class RecordedSteps {
   // A recording that grows: the caller has already filled the step, and next() leaves it unchanged.
   RecordedSteps() = default;
 
+  // All steps, of a recording in memory; empty: they are read one at a time.
+  std::span<const RecordedStep> in_memory() const {
+    return recording_ ? std::span<const RecordedStep>(recording_->steps)
+                      : std::span<const RecordedStep>();
+  }
   // As RecordingReader::next().
   Result<bool> next(RecordedStep& step) {
     if (reader_) return reader_->next(step);
