@@ -5,14 +5,13 @@ The report covers the consecutive seeds before a task that no worker finishes.
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lockstep_campaign.executors import Executor
-from lockstep_campaign.fuzz_run import REPORT, FuzzRun, classes_reached
+from lockstep_campaign.fuzz_run import REPORT, FuzzRun, classes_reached, report_of
 from lockstep_campaign.loop import Loop, Refused, last_line, say
 from lockstep_campaign.tasks import Done, Task
 
@@ -78,9 +77,7 @@ class Campaign(Loop):
         return task
 
     def _take_shard(self, done: Done) -> None:
-        if REPORT not in done.files:
-            raise Refused(f"{done.task.name}: {last_line(done.err)}")
-        report: dict[str, Any] = json.loads(done.files[REPORT])
+        report = report_of(done)
         path = self._folder / f"{report['first_seed']}.json"
         path.write_bytes(done.files[REPORT])
         self._parts[report["first_seed"]] = report["cases"], path

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import json
 import math
 import shlex
 import sys
@@ -16,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lockstep_campaign.loop import Refused
+from lockstep_campaign.loop import Refused, last_line
 from lockstep_campaign.tasks import FOLDER, Done, Task
 
 REPORT = "report.json"
@@ -32,7 +33,7 @@ _JUDGES = ("--decisions", "--decisions-timeout", "--backend", "--runner", "--eng
            "--kernels", "--check")  # fmt: skip
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise Refused(message)
 
@@ -58,10 +59,17 @@ def options_of(words: Sequence[str]) -> list[str]:
     return [word.partition("=")[0] for word in words if word.startswith("--")]
 
 
+def report_of(done: Done) -> dict[str, Any]:
+    if REPORT not in done.files:
+        raise Refused(f"{done.task.name}: {last_line(done.err)}")
+    report: dict[str, Any] = json.loads(done.files[REPORT])
+    return report
+
+
 class FuzzRun:
     def __init__(self, words: Sequence[str], budget: float | None, cases: int | None) -> None:
         """`budget`: in seconds; `cases`: of a shard, by default as many as take ten seconds."""
-        parser = _Parser("fuzz", add_help=False, allow_abbrev=False)
+        parser = Parser("fuzz", add_help=False, allow_abbrev=False)
         parser.add_argument("--seed", type=int)
         parser.add_argument("--runs", type=int)
         parser.add_argument("--json")

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from lockstep_campaign.executors import Executor
-from lockstep_campaign.fuzz_run import REPORT
-from lockstep_campaign.loop import Loop, Refused, last_line
+from lockstep_campaign.fuzz_run import REPORT, Parser, options_of, report_of
+from lockstep_campaign.loop import Loop, Refused, say
 from lockstep_campaign.tasks import FOLDER, Done, Task
 
 COMMANDS = ("audit", "conform", "mutants")
+_REFUSED = ("--junit", "--summary", "--annotations")  # each part would write its own
 _PARTS_PER_WORKER = 4
 _ITEMS_MAX = 200
 _NO_RECORDING = "contains no recording"  # a part of a folder may hold none
@@ -58,17 +59,24 @@ class ListRun(Loop):
         super().__init__(executor)
         self._command, *rest = words
         at = next((i for i, word in enumerate(rest) if word.startswith("--")), len(rest))
-        self._paths, self._options = rest[:at], rest[at:]
-        if "--json" in self._options:
-            at = self._options.index("--json")
-            self.json_path: str | None = self._options[at + 1]
-            del self._options[at : at + 2]
-        else:
-            self.json_path = None
+        self._paths = rest[:at]
+        parser = Parser(self._command, add_help=False, allow_abbrev=False)
+        parser.add_argument("--json")
+        if self._command == "audit":
+            parser.add_argument("--min-hit-share", type=float, default=0.0)
+        own, self._options = parser.parse_known_args(rest[at:])
+        for name in options_of(self._options):
+            if name in _REFUSED:
+                raise Refused(f"{name} does not suit a campaign of {self._command}, whose only "
+                              "output is --json")  # fmt: skip
+        self.json_path: str | None = own.json
+        self._min_hit_share: float = getattr(own, "min_hit_share", 0.0)
+        if not 0 <= self._min_hit_share <= 100:
+            raise Refused(f"--min-hit-share: {self._min_hit_share:g} is not in range 0 to 100")
         if self._command == "mutants":
             listed = ("mutants", *self._paths, "--list", "--json", f"{FOLDER}/{REPORT}")
             done = run_here(Task("the list", listed))
-            lists = {"": [_Item(one["id"]) for one in _report_of(done)["mutants"]]}
+            lists = {"": [_Item(one["id"]) for one in report_of(done)["mutants"]]}
         elif not self._paths:
             raise Refused(f"{self._command}: give paths of recordings first")
         else:
@@ -103,7 +111,7 @@ class ListRun(Loop):
             if REPORT not in done.files and _NO_RECORDING in done.err:
                 return
             self.statuses.add(done.status)
-            self._reports[number] = _report_of(done)
+            self._reports[number] = report_of(done)
             self._empty = [one for one in self._empty if one != path]
 
         self.handlers[task.name] = take
@@ -117,17 +125,15 @@ class ListRun(Loop):
             whole["refused"] += 1
             whole["refusals"].append({"file": path, "reason": f"{path}: {_NO_RECORDING}"})
             self.statuses.add(2)
+        # Of all parts: the share of a part of them may be lower.
+        if self._min_hit_share and (share := whole["hits"]["share_percent"]) < self._min_hit_share:
+            say(f"Hit rate too low: {share:.1f} % of the cached tokens; --min-hit-share requires "
+                f"{self._min_hit_share:.15g} %.")  # fmt: skip
+            self.statuses.add(1)
         return json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
 
     def status(self) -> int:
         return next(status for status in (2, 1, 3, *self.statuses) if status in self.statuses)
-
-
-def _report_of(done: Done) -> dict[str, Any]:
-    if REPORT not in done.files:
-        raise Refused(f"{done.task.name}: {last_line(done.err)}")
-    report: dict[str, Any] = json.loads(done.files[REPORT])
-    return report
 
 
 def merged(parts: list[Any], key: str = "") -> Any:

@@ -192,7 +192,7 @@ class Campaign(unittest.TestCase):
                       ("conform", "traces/samples/recordings"),
                       ("audit", "tests/regressions", "--policy", "off")):  # fmt: skip
             one = lockstep(*words, "--json", whole)
-            status, out, err = self.campaign("--workers", "3", *words, "--json", str(parts))
+            status, out, err = self.campaign("--workers", "3", *words, f"--json={parts}")
             self.assertEqual((status, out), (one.returncode, ""), err)
             self.assertEqual(parts.read_text(), whole.read_text())
         # Files of another path in one part must not hide that a folder has no recording.
@@ -217,6 +217,17 @@ class Campaign(unittest.TestCase):
         status, _, err = self.campaign("audit", "/tmp")
         self.assertEqual(status, 2)
         self.assertIn("expected a path below this folder", err)
+
+    def test_the_hit_share_is_that_of_all_parts(self) -> None:
+        samples = "traces/samples/recordings/vllm-0.22.1"
+        # 33.9 % and 90.0 % in two parts, 56.6 % together.
+        words = ("audit", f"{samples}/different_block_sizes", f"{samples}/full_and_sliding_window")
+        for share, expected in (("50", 0), ("60.5", 1)):
+            one = lockstep(*words, "--min-hit-share", share, "--json", "-")
+            status, out, err = self.campaign(*words, "--min-hit-share", share)
+            self.assertEqual((status, out), (one.returncode, one.stdout), err)
+            self.assertEqual((status, err), (expected, "".join(
+                re.findall("Hit rate.*\n", one.stderr))))  # fmt: skip
 
     def test_shards_get_the_corpus_and_the_report_writes_it(self) -> None:
         corpus = self.folder / "corpus.jsonl"
@@ -296,6 +307,10 @@ class Campaign(unittest.TestCase):
             (("fuzz", "--runs", "3", "--shard", "0/2"), "--shard does not suit a campaign"),
             (("fuzz", "--runs", "3", "--backend", "no-such"), "no-such"),
             (("fuzz", "--runs", "3", "--known", "no-such-file"), "no-such-file"),
+            (("mutants", "hash-stale", "--junit", "x"), "--junit does not suit"),
+            (("audit", "traces", "--summary=x"), "--summary does not suit a campaign of audit"),
+            (("audit", "traces", "--json"), "--json: expected one argument"),
+            (("audit", "traces", "--min-hit-share", "101"), "101 is not in range 0 to 100"),
         ):
             status, _, err = self.campaign(*words)
             self.assertEqual(status, 2, err)
