@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import os
 import re
 import shlex
@@ -30,10 +29,10 @@ from typing import NoReturn
 from lockstep_campaign.campaign import Campaign, Found
 from lockstep_campaign.executors import Executor, Local, OnRay, Run
 from lockstep_campaign.figures import figures_of, page, prometheus
-from lockstep_campaign.fuzz_run import REPORT, FuzzRun, classes_reached
+from lockstep_campaign.fuzz_run import REPORT, FuzzRun, classes_reached, report_of
 from lockstep_campaign.history import History, Night, lock
 from lockstep_campaign.list_run import COMMANDS, ListRun
-from lockstep_campaign.loop import Ended, Loop, Refused, say
+from lockstep_campaign.loop import Ended, Loop, Refused, check_output, say
 from lockstep_campaign.tasks import CannotRun, Done, Program, digest_of, run_task
 
 
@@ -170,7 +169,13 @@ def run(words: list[str]) -> int:
     program = _program()
     run_here = functools.partial(run_task, program)
     out: Path = arguments.out
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=out).close()
+    except OSError as error:
+        raise Refused(f"--out: {out}: {error.strerror}") from None
+    for option, path in (fuzz_run.outputs | {"--metrics": arguments.metrics}).items():
+        check_output(option, path)
     lock(out)
     history, commit = History.read(out), _commit_of(program.path)
     canary = fuzz_run.canary() if arguments.canary is None else shlex.split(arguments.canary)
@@ -189,8 +194,8 @@ def run(words: list[str]) -> int:
         if not (parts := campaign.parts()):
             raise Refused(ended.given_up or "stopped before the first shard ended")
         done = fuzz_run.merge(parts, run_here, stopped)
+        report = report_of(done)
         _write_report(done, out, fuzz_run.json_path)
-        report = json.loads(done.files[REPORT])
         history.take_replays(found.still_fail, commit)
         history.take_report(report, commit)
         if not stopped:

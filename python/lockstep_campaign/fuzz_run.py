@@ -75,8 +75,9 @@ class FuzzRun:
         parser.add_argument("--json")
         parser.add_argument("--known", type=Path)
         parser.add_argument("--corpus", type=Path)
-        for output in ("--junit", "--annotations", "--summary"):
-            parser.add_argument(output)
+        parser.add_argument("--junit")
+        parser.add_argument("--summary")
+        parser.add_argument("--annotations", choices=["github"])
         parser.add_argument("--coverage", action="store_true")
         parser.add_argument("--no-shrink", action="store_true")
         parser.add_argument("--shrink-seconds", default="60")
@@ -87,6 +88,7 @@ class FuzzRun:
             if name in _REFUSED:
                 raise Refused(f"{name} does not suit a campaign, which shards and saves")
         self.json_path: str | None = own.json
+        self.outputs = {"--json": own.json, "--junit": own.junit, "--summary": own.summary}
         self._shrinking = ["--no-shrink"] if own.no_shrink else [
             "--shrink-seconds", own.shrink_seconds]  # fmt: skip
         self.of_report = ["--coverage"] if own.coverage else []
@@ -146,6 +148,7 @@ class FuzzRun:
         while len(parts) > _MERGED_AT_ONCE:
             first, parts = parts[:_MERGED_AT_ONCE], parts[_MERGED_AT_ONCE:]
             done = run(Task("a part of the report", (*words, "--merge", *map(str, first))))
+            report_of(done)
             first[0].write_bytes(done.files[REPORT])
             parts.append(first[0])
         interrupted = ["--interrupted-by", str(stopped[0])] if stopped else []

@@ -17,7 +17,7 @@ from typing import Any
 
 from lockstep_campaign.executors import Executor
 from lockstep_campaign.fuzz_run import REPORT, Parser, options_of, report_of
-from lockstep_campaign.loop import Loop, Refused, say
+from lockstep_campaign.loop import Loop, Refused, check_output, say
 from lockstep_campaign.tasks import FOLDER, Done, Task
 
 COMMANDS = ("audit", "conform", "mutants")
@@ -69,6 +69,7 @@ class ListRun(Loop):
             if name in _REFUSED:
                 raise Refused(f"{name} does not suit a campaign of {self._command}, whose only "
                               "output is --json")  # fmt: skip
+        check_output("--json", own.json)
         self.json_path: str | None = own.json
         self._min_hit_share: float = getattr(own, "min_hit_share", 0.0)
         if not 0 <= self._min_hit_share <= 100:

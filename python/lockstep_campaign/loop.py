@@ -5,12 +5,14 @@ A task that no worker finishes ends the loop: what runs is awaited, and nothing 
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from lockstep_campaign.executors import Executor, Lost
 from lockstep_campaign.tasks import Done, Task
@@ -35,6 +37,20 @@ class Ended:
 
 def say(*words: object) -> None:
     print(*words, file=sys.stderr, flush=True)
+
+
+def check_output(option: str, path: str | Path | None) -> None:
+    """Refuses a file that cannot be written, before the run that it would lose."""
+    if path is None or path == "-":
+        return
+    file = Path(path)
+    folder = file.resolve().parent
+    if file.is_dir():
+        raise Refused(f"{option}: {path}: is a folder; give the name of a file")
+    if not folder.is_dir():
+        raise Refused(f"{option}: {path}: no folder {folder}")
+    if not os.access(file if file.exists() else folder, os.W_OK):
+        raise Refused(f"{option}: {path}: cannot be written")
 
 
 def last_line(text: str) -> str:

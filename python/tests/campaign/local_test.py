@@ -17,7 +17,7 @@ sys.path[:0] = [str(ROOT / "python"), str(ROOT / "python" / "tests" / "campaign"
 
 from processes import processes
 
-from lockstep_campaign import campaign, executors, fuzz_run, tasks
+from lockstep_campaign import campaign, executors, fuzz_run, loop, tasks
 
 LOCKSTEP = os.environ.get("LOCKSTEP", "")
 SKIPPED = 77
@@ -299,6 +299,29 @@ class Campaign(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertTrue((self.folder / "seen").exists())
 
+    def test_an_output_that_cannot_be_written_is_refused_before_the_first_task(self) -> None:
+        for option in ("--json", "--junit", "--summary", "--metrics"):
+            for path, why in ((self.folder, "is a folder"), ("/none/x", "no folder /none"),
+                              ("/proc/none/x", "no folder")):  # fmt: skip
+                own, of_fuzz = ([option, str(path)], []) if option == "--metrics" else (
+                    [], [option, str(path)])  # fmt: skip
+                status, out, err = self.campaign(*own, "fuzz", "--runs", "9", *of_fuzz)
+                self.assertEqual((status, out), (2, ""), err)
+                self.assertRegex(err, f"^lockstep: campaign: {option}: {path}: {why}.*\n$")
+        status, _, err = self.campaign("audit", "traces", "--json", "/none/x")
+        self.assertEqual((status, "--json: /none/x: no folder" in err), (2, True), err)
+        for out_folder, why in (("/dev/null", "File exists"), ("/dev/null/x", "Not a directory"),
+                                ("/proc", "")):  # fmt: skip
+            status, _, err = self.campaign("--out", out_folder, "fuzz", "--runs", "9")
+            self.assertEqual(status, 2, err)
+            self.assertRegex(err, f"^lockstep: campaign: --out: {out_folder}: {why}.*\n$")
+
+    def test_a_merge_without_a_report_is_refused(self) -> None:
+        run = fuzz_run.FuzzRun(["--runs", "3"], None, None)
+        done = run.merge([], lambda task: tasks.Done(task, "w", 2, "", "disk full\n", {}, 1), [])
+        with self.assertRaisesRegex(loop.Refused, "the report: disk full"):
+            fuzz_run.report_of(done)
+
     def test_what_a_campaign_cannot_run_is_refused(self) -> None:
         for words, why in (
             (("fuzz",), "either --budget TIME or --runs N"),
@@ -307,6 +330,7 @@ class Campaign(unittest.TestCase):
             (("fuzz", "--runs", "3", "--shard", "0/2"), "--shard does not suit a campaign"),
             (("fuzz", "--runs", "3", "--backend", "no-such"), "no-such"),
             (("fuzz", "--runs", "3", "--known", "no-such-file"), "no-such-file"),
+            (("fuzz", "--runs", "3", "--annotations", "gitlab"), "choose from"),
             (("mutants", "hash-stale", "--junit", "x"), "--junit does not suit"),
             (("audit", "traces", "--summary=x"), "--summary does not suit a campaign of audit"),
             (("audit", "traces", "--json"), "--json: expected one argument"),
