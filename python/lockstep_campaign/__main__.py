@@ -29,7 +29,7 @@ from typing import NoReturn
 from lockstep_campaign.campaign import Campaign, Found
 from lockstep_campaign.executors import Executor, Local, OnRay, Run
 from lockstep_campaign.figures import figures_of, page, prometheus
-from lockstep_campaign.fuzz_run import REPORT, FuzzRun, classes_reached, report_of
+from lockstep_campaign.fuzz_run import REPORT, FuzzRun, classes_reached, count, report_of
 from lockstep_campaign.history import History, Night, lock
 from lockstep_campaign.list_run import COMMANDS, ListRun
 from lockstep_campaign.loop import Ended, Loop, Refused, check_output, say
@@ -40,7 +40,16 @@ def _duration(text: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
     if not found:
         raise argparse.ArgumentTypeError(f"{text}: expected a number and s, m or h, as in 10m")
+    if not float(found[1]):
+        raise argparse.ArgumentTypeError(f"{text}: expected more than 0")
     return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
+
+
+def _shell_words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text}: {error}") from None
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -53,11 +62,11 @@ def _parser() -> argparse.ArgumentParser:
                         help="run new seeds for 90s, 10m, 2h; the date is the first seed")
     parser.add_argument("--ray", nargs="?", const="", metavar="ADDRESS",
                         help="run on Ray: auto, HOST:PORT, ray://...; alone: start Ray here")
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), metavar="N",
+    parser.add_argument("--workers", type=count, default=os.cpu_count(), metavar="N",
                         help="processes without --ray (number of cores)")
-    parser.add_argument("--shard-cases", type=int, metavar="N",
+    parser.add_argument("--shard-cases", type=count, metavar="N",
                         help="cases per shard (as many as take 10 seconds)")
-    parser.add_argument("--canary", metavar="WORDS",
+    parser.add_argument("--canary", type=_shell_words, metavar="WORDS",
                         help="options that plant a defect, which must be found; '': none")
     parser.add_argument("--out", type=Path, default=Path(".lockstep/campaign"), metavar="DIR",
                         help="folder of the report and what was found (.lockstep/campaign)")
@@ -178,7 +187,7 @@ def run(words: list[str]) -> int:
         check_output(option, path)
     lock(out)
     history, commit = History.read(out), _commit_of(program.path)
-    canary = fuzz_run.canary() if arguments.canary is None else shlex.split(arguments.canary)
+    canary = fuzz_run.canary() if arguments.canary is None else arguments.canary
     stopped: list[int] = []
     began = time.time()
     executor = _executor(arguments, run_here)

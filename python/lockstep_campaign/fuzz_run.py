@@ -38,6 +38,18 @@ class Parser(argparse.ArgumentParser):
         raise Refused(message)
 
 
+def count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text}: expected a number of at least 1")
+    return int(text)
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text}: expected a number of at least 0")
+    return int(text)
+
+
 def seed_of_today() -> int:
     """The same for all campaigns of a day: 2026112600000000."""
     return int(f"{datetime.date.today():%Y%m%d}") * _SEEDS_PER_DAY
@@ -70,8 +82,8 @@ class FuzzRun:
     def __init__(self, words: Sequence[str], budget: float | None, cases: int | None) -> None:
         """`budget`: in seconds; `cases`: of a shard, by default as many as take ten seconds."""
         parser = Parser("fuzz", add_help=False, allow_abbrev=False)
-        parser.add_argument("--seed", type=int)
-        parser.add_argument("--runs", type=int)
+        parser.add_argument("--seed", type=_seed)
+        parser.add_argument("--runs", type=count)
         parser.add_argument("--json")
         parser.add_argument("--known", type=Path)
         parser.add_argument("--corpus", type=Path)

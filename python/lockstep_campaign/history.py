@@ -74,11 +74,14 @@ class History:
         path = out / "history.json"
         if not path.exists():
             return History()
-        stored = json.loads(path.read_text())
-        if stored.get("lockstep_campaign") != _VERSION:
-            raise Refused(f"{path}: not of this release; move it away")
-        buckets = [Bucket(**one) for one in stored["buckets"]]
-        return History({one.name: one for one in buckets}, [Night(**n) for n in stored["nights"]])
+        try:
+            stored = json.loads(path.read_text())
+            if stored.get("lockstep_campaign") != _VERSION:
+                raise Refused(f"{path}: not of this release; move it away")
+            buckets = {one["name"]: Bucket(**one) for one in stored["buckets"]}
+            return History(buckets, [Night(**one) for one in stored["nights"]])
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise Refused(f"{path}: damaged; move it away") from None
 
     def write(self, out: Path) -> None:
         stored = {

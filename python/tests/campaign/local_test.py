@@ -327,6 +327,15 @@ class Campaign(unittest.TestCase):
             (("fuzz",), "either --budget TIME or --runs N"),
             (("--budget", "1s", "fuzz", "--runs", "3"), "either --budget TIME or --runs N"),
             (("--budget", "soon"), "as in 10m"),
+            (("--budget", "0s", "fuzz"), "--budget: 0s: expected more than 0"),
+            (("--workers", "0", "fuzz", "--runs", "3"), "--workers: 0: expected a number of at le"),
+            (("--workers=-1", "fuzz", "--runs", "3"), "--workers: -1: expected a number of at le"),
+            (("--shard-cases=0", "fuzz", "--runs", "3"), "--shard-cases: 0: expected a number"),
+            (("--shard-cases=-3", "fuzz", "--runs", "3"), "--shard-cases: -3: expected a number"),
+            (("--canary", "--mutant 'x", "fuzz", "--runs", "3"), "--canary: --mutant 'x: No clos"),
+            (("fuzz", "--runs", "0"), "--runs: 0: expected a number of at least 1"),
+            (("fuzz", "--runs", "-5"), "--runs: -5: expected a number of at least 1"),
+            (("fuzz", "--runs", "3", "--seed", "-5"), "--seed: -5: expected a number"),
             (("fuzz", "--runs", "3", "--shard", "0/2"), "--shard does not suit a campaign"),
             (("fuzz", "--runs", "3", "--backend", "no-such"), "no-such"),
             (("fuzz", "--runs", "3", "--known", "no-such-file"), "no-such-file"),
@@ -339,6 +348,16 @@ class Campaign(unittest.TestCase):
             status, _, err = self.campaign(*words)
             self.assertEqual(status, 2, err)
             self.assertIn(why, err)
+
+    def test_a_damaged_history_is_refused(self) -> None:
+        self.out.mkdir()
+        path = self.out / "history.json"
+        for text in ("{", "[]", '{"lockstep_campaign":1}', "\0",
+                     '{"lockstep_campaign":1,"buckets":[],"nights":[{"moon":1}]}'):  # fmt: skip
+            path.write_text(text)
+            status, _, err = self.campaign("fuzz", "--runs", "3")
+            self.assertEqual((status, err.count("\n")), (2, 1), err)
+            self.assertIn(f"{path}: damaged; move it away", err)
 
 
 if __name__ == "__main__":
