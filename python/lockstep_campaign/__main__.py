@@ -35,6 +35,9 @@ from lockstep_campaign.list_run import COMMANDS, ListRun
 from lockstep_campaign.loop import Ended, Loop, Refused, check_output, say
 from lockstep_campaign.tasks import CannotRun, Done, Program, digest_of, run_task
 
+# A word after one of these is its value, although it may be a command's name.
+_VALUED = ("--budget", "--workers", "--shard-cases", "--canary", "--out", "--metrics")
+
 
 def _duration(text: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
@@ -166,7 +169,8 @@ def _run_list(arguments: argparse.Namespace, words: list[str]) -> int:
 
 
 def run(words: list[str]) -> int:
-    at = next((i for i, word in enumerate(words) if word in ("fuzz", *COMMANDS)), len(words))
+    at = next((i for i, word in enumerate(words) if word in ("fuzz", *COMMANDS)
+               and words[max(i - 1, 0)] not in _VALUED), len(words))  # fmt: skip
     arguments = _parser().parse_args(words[:at])
     if {"-h", "--help"} & set(words[at:]):
         _parser().print_help()

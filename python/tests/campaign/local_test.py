@@ -287,6 +287,12 @@ class Campaign(unittest.TestCase):
             self.assertEqual((status, err), (0, ""))
             self.assertIn("usage: lockstep campaign", out)
 
+    def test_a_value_may_be_the_name_of_a_command(self) -> None:
+        words = ("--out", "audit", "fuzz", "--backend", "none", "--runs", "3")
+        done = subprocess.run([LOCKSTEP, "campaign", *words], cwd=self.folder, capture_output=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertTrue((self.folder / "audit" / "report.json").exists())
+
     def test_a_folder_of_pythonpath_may_have_a_space(self) -> None:
         folder = self.folder / "two words"
         folder.mkdir()
