@@ -150,6 +150,11 @@ def _verdict(status: int, ended: Ended, found: Found, canary: str) -> int:
     return status or int(bool(still) or found.canary == "missed")
 
 
+def _interrupted(number: int, so: str) -> int:
+    say(f"Interrupted by {signal.Signals(number).name}: {so}.")
+    return 128 + number
+
+
 def _run_list(arguments: argparse.Namespace, words: list[str]) -> int:
     """audit, conform, mutants: the JSON of one process, and no text."""
     run_here = functools.partial(run_task, _program())
@@ -159,13 +164,14 @@ def _run_list(arguments: argparse.Namespace, words: list[str]) -> int:
     _stop_at_signals(loop, stopped)
     loop.work()
     executor.close()
-    if stopped or loop.ended.given_up:
-        raise Refused(loop.ended.given_up or "stopped before all parts ended")
+    if loop.ended.given_up:
+        raise Refused(loop.ended.given_up)
+    report = loop.report(interrupted=bool(stopped))
     if loop.json_path in (None, "-"):
-        sys.stdout.write(loop.report())
+        sys.stdout.write(report)
     else:
-        Path(str(loop.json_path)).write_text(loop.report())
-    return loop.status()
+        Path(str(loop.json_path)).write_text(report)
+    return _interrupted(stopped[0], "the rest was not checked") if stopped else loop.status()
 
 
 def run(words: list[str]) -> int:
@@ -205,7 +211,9 @@ def run(words: list[str]) -> int:
             campaign.plant_canary(canary)
         campaign.work()
         if not (parts := campaign.parts()):
-            raise Refused(ended.given_up or "stopped before the first shard ended")
+            if stopped and not ended.given_up:
+                return _interrupted(stopped[0], "no shard ended, so there is no report")
+            raise Refused(ended.given_up or "--budget ended before the first shard; give more time")
         done = fuzz_run.merge(parts, run_here, stopped)
         report = report_of(done)
         _write_report(done, out, fuzz_run.json_path)

@@ -118,10 +118,12 @@ class ListRun(Loop):
         self.handlers[task.name] = take
         return task
 
-    def report(self) -> str:
-        if not self._reports:
+    def report(self, interrupted: bool) -> str:
+        if not self._reports and not interrupted:
             raise Refused(f"{', '.join(self._empty)}: {_NO_RECORDING}")
-        whole = merged([report for _, report in sorted(self._reports.items())])
+        whole = merged([report for _, report in sorted(self._reports.items())]) or {}
+        if interrupted:
+            return _text({"interrupted": True} | whole)
         for path in self._empty:
             whole["refused"] += 1
             whole["refusals"].append({"file": path, "reason": f"{path}: {_NO_RECORDING}"})
@@ -131,10 +133,14 @@ class ListRun(Loop):
             say(f"Hit rate too low: {share:.1f} % of the cached tokens; --min-hit-share requires "
                 f"{self._min_hit_share:.15g} %.")  # fmt: skip
             self.statuses.add(1)
-        return json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
+        return _text(whole)
 
     def status(self) -> int:
         return next(status for status in (2, 1, 3, *self.statuses) if status in self.statuses)
+
+
+def _text(report: dict[str, Any]) -> str:
+    return json.dumps(report, indent=2, ensure_ascii=False) + "\n"
 
 
 def merged(parts: list[Any], key: str = "") -> Any:

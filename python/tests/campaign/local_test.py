@@ -281,6 +281,22 @@ class Campaign(unittest.TestCase):
         nights = json.loads((self.out / "history.json").read_text())["nights"]
         self.assertEqual([one["interrupted"] for one in nights], [True, False])
 
+    def test_an_interrupted_audit_writes_what_it_has(self) -> None:
+        path = self.folder / "audit.json"
+        process = self.start("--workers", "1", "audit", "traces/samples/recordings",
+                             "tests/regressions", "--json", str(path))  # fmt: skip
+        while not any("lockstep-task-" in line and parent == process.pid
+                      for parent, line in processes().values()):  # fmt: skip
+            self.assertIsNone(process.poll())
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate()
+        self.assertEqual(process.returncode, 128 + signal.SIGINT, err)
+        self.assertIn("Interrupted by SIGINT: the rest was not checked.", err)
+        report = json.loads(path.read_text())
+        self.assertTrue(report["interrupted"])
+        self.assertIn(report["files"], range(1, 85))
+        self.assertEqual(report["refusals"], [])
+
     def test_help_is_help_wherever_it_is(self) -> None:
         for words in (("--help",), ("fuzz", "--help"), ("audit", "-h")):
             status, out, err = self.campaign(*words)
@@ -334,6 +350,7 @@ class Campaign(unittest.TestCase):
             (("--budget", "1s", "fuzz", "--runs", "3"), "either --budget TIME or --runs N"),
             (("--budget", "soon"), "as in 10m"),
             (("--budget", "0s", "fuzz"), "--budget: 0s: expected more than 0"),
+            (("--budget", "0.001s", "fuzz", "--backend", "none"), "--budget ended before the fi"),
             (("--workers", "0", "fuzz", "--runs", "3"), "--workers: 0: expected a number of at le"),
             (("--workers=-1", "fuzz", "--runs", "3"), "--workers: -1: expected a number of at le"),
             (("--shard-cases=0", "fuzz", "--runs", "3"), "--shard-cases: 0: expected a number"),
