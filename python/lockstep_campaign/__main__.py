@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from lockstep_campaign.campaign import Campaign, Found
-from lockstep_campaign.executors import Executor, Local, OnRay, Run
+from lockstep_campaign.executors import Executor, Local, OnRay, Run, check_address
 from lockstep_campaign.figures import figures_of, page, prometheus
 from lockstep_campaign.fuzz_run import REPORT, FuzzRun, classes_reached, count, report_of
 from lockstep_campaign.history import History, Night, lock
@@ -93,11 +93,12 @@ def _executor(arguments: argparse.Namespace, run: Run) -> Executor:
     if arguments.ray is None:
         return Local(run, arguments.workers)
     try:
+        check_address(arguments.ray)
         return OnRay(run, arguments.ray or None)
     except ImportError:
         raise Refused(f"--ray: {sys.executable} has no Ray; run `{sys.executable} -m pip install "
                       "ray`, or leave out --ray") from None  # fmt: skip
-    except (ConnectionError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise Refused(f"--ray {arguments.ray}: {error}") from None
 
 

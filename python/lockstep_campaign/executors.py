@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import queue
+import re
+import socket
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +15,7 @@ from lockstep_campaign import tasks
 from lockstep_campaign.tasks import CannotRun, Done, Task
 
 Run = Callable[[Task], Done]
+_CONNECT_SECONDS = 5
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,13 @@ class Local:
 
     def close(self) -> None:
         self._pool.shutdown()
+
+
+def check_address(address: str) -> None:
+    """Raises OSError if nothing listens at HOST:PORT or ray://HOST:PORT: Ray would try for long."""
+    found = re.fullmatch(r"(?:ray://)?\[?(.+?)\]?:(\d+)", address)
+    if found:
+        socket.create_connection((found[1], int(found[2])), _CONNECT_SECONDS).close()
 
 
 class OnRay:
