@@ -125,6 +125,24 @@ class RecipesTest(support.InFolder):
         for run in ("audit a\naudit b", "audit 'a", " "):
             self.assertIn("lockstep action: run", self.action(run, 2, shows))
 
+    def test_the_action_adds_reports_only_where_a_command_takes_them(self) -> None:
+        shows = self.folder / "shows"
+        shows.write_text('#!/bin/sh\necho "$@"\n')
+        shows.chmod(0o755)
+        listed = support.run(support.LOCKSTEP, "--help").stdout.split("\nSubcommands:\n")[1]
+        commands = re.findall(r"^  ([a-z-]+) ", listed, re.MULTILINE)
+        self.assertGreater(len(commands), 20)
+        takes = {name: " --junit " in support.run(support.LOCKSTEP, name, "--help").stdout
+                 for name in commands}  # fmt: skip
+        takes |= {"campaign audit fuzz": False, "campaign --budget 1m": False,
+                  "campaign --out x fuzz": True, "campaign mutants": False}  # fmt: skip
+        for run, has_reports in takes.items():
+            said = self.action(run, 0, shows)
+            for option in ("--junit", "--annotations", "--summary"):
+                self.assertEqual(f" {option} " in said, has_reports, said)
+        self.action("campaign mutants hash-stale --json a.json", 0)
+        self.action("layout --model llama-3.1-8b", 0)
+
     def test_the_action_saves_only_where_a_command_takes_it(self) -> None:
         case = support.REGRESSIONS / "states_in_flight_never_end.case.jsonl"
         self.action(f"replay {case}", 3)

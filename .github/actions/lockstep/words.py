@@ -10,6 +10,9 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+# Commands that judge nothing, or have only JSON: without --junit, --annotations and --summary.
+_WITHOUT = ("capacity", "demo", "engines", "export", "layout", "model", "watch", "worker")
+
 
 def refuse(why: str) -> NoReturn:
     print(f"lockstep action: {why}", file=sys.stderr)
@@ -37,6 +40,9 @@ def words_of(text: str, results: str) -> list[str]:
         refuse(f"run: {error}: {text}")
     if not words:
         refuse("run is empty; expected a command, as in `audit recordings`")
+    campaigns = [word for word in words if word in ("fuzz", "audit", "conform", "mutants")]
+    if words[0] in _WITHOUT or (words[0] == "campaign" and campaigns[:1] != ["fuzz"]):
+        return words
     more = {"--junit": f"{results}/{words[0]}.xml", "--annotations": "github",
             "--summary": os.environ["GITHUB_STEP_SUMMARY"]}  # fmt: skip
     if words[0] == "replay":
