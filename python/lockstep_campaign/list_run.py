@@ -111,9 +111,13 @@ class ListRun(Loop):
         def take(done: Done) -> None:
             if REPORT not in done.files and _NO_RECORDING in done.err:
                 return
-            self.statuses.add(done.status)
-            self._reports[number] = report_of(done)
-            self._empty = [one for one in self._empty if one != path]
+            report = self._reports[number] = report_of(done)
+            if (refusal := _no_recording(path)) in report.get("refusals", []):
+                report["refusals"].remove(refusal)
+                report["refused"] -= 1
+            else:
+                self._empty = [one for one in self._empty if one != path]
+            self.statuses.add(0 if _is_skipped(report) else done.status)
 
         self.handlers[task.name] = take
         return task
@@ -126,7 +130,10 @@ class ListRun(Loop):
             return _text({"interrupted": True} | whole)
         for path in self._empty:
             whole["refused"] += 1
-            whole["refusals"].append({"file": path, "reason": f"{path}: {_NO_RECORDING}"})
+            whole["refusals"].append(_no_recording(path))
+            self.statuses.add(2)
+        if _is_skipped(whole):
+            say(f"lockstep: no recording was audited: {whole['skipped'][0]}")
             self.statuses.add(2)
         # Of all parts: the share of a part of them may be lower.
         if self._min_hit_share and (share := whole["hits"]["share_percent"]) < self._min_hit_share:
@@ -137,6 +144,16 @@ class ListRun(Loop):
 
     def status(self) -> int:
         return next(status for status in (2, 1, 3, *self.statuses) if status in self.statuses)
+
+
+def _no_recording(path: str) -> dict[str, str]:
+    return {"file": path, "reason": f"{path}: {_NO_RECORDING}"}
+
+
+def _is_skipped(report: dict[str, Any]) -> bool:
+    """Every recording is: status 2 of an audit, but not of its parts."""
+    return bool(report.get("not_audited")) and report["not_audited"] == report["files"] and not (
+        report["findings"] or report["refused"])  # fmt: skip
 
 
 def _text(report: dict[str, Any]) -> str:

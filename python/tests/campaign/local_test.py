@@ -218,6 +218,20 @@ class Campaign(unittest.TestCase):
         self.assertEqual(status, 2)
         self.assertIn("expected a path below this folder", err)
 
+    def test_a_part_without_a_verdict_does_not_refuse_the_whole(self) -> None:
+        samples = ROOT / "traces/samples/recordings/vllm-0.22.1"
+        with tempfile.TemporaryDirectory(dir=ROOT) as name:
+            folder = Path(name)
+            skipped = (samples / "spec_decode_mamba/0016.jsonl").read_text()
+            skipped = skipped.replace('"block_size":', '"async_scheduling":true,"block_size":', 1)
+            good = (samples / "full_attention/0001.jsonl").read_text()
+            for file, text, expected in (("a", skipped, 2), ("b", good, 0), ("c", "", 2)):
+                (folder / f"{file}.jsonl").write_text(text)
+                one = lockstep("audit", folder.name, "--json", "-")
+                status, out, err = self.campaign("audit", folder.name)
+                self.assertEqual((one.returncode, status), (expected, expected), err)
+                self.assertEqual(out, one.stdout)
+
     def test_the_hit_share_is_that_of_all_parts(self) -> None:
         samples = "traces/samples/recordings/vllm-0.22.1"
         # 33.9 % and 90.0 % in two parts, 56.6 % together.
