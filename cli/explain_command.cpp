@@ -41,7 +41,7 @@ Result<int> explain_case(ExplainOptions& options, CommandReport& report) {
   LS_RETURN_IF_ERROR(start_workers(saved, options.judging));
   fmt::print("{}", halves_text(saved, options.judging));
   LS_ASSIGN_OR_RETURN(const auto failure, failure_of(saved, options.judging));
-  LS_ASSIGN_OR_RETURN(auto recorded, check_if_recorded(options.file, saved));
+  LS_ASSIGN_OR_RETURN(auto recorded, check_if_recorded(options.file, saved, options.judging));
   report.add(item_of(options.file, failure, recorded, report.again()));
   if (failure.kind == "crash" || failure.kind == "hang") {
     fmt::print("{}", crash_text(failure));

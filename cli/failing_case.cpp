@@ -230,9 +230,11 @@ Result<SavedCase> load_case(const std::string& path, const FailingCaseOptions& o
 }
 
 Result<std::optional<RecordingCheck>> check_if_recorded(const std::string& path,
-                                                        const SavedCase& saved) {
+                                                        const SavedCase& saved,
+                                                        const FailingCaseOptions& options) {
   LS_ASSIGN_OR_RETURN(const auto format, detect_format(path));
-  if (format != FileFormat::recording || saved.decide == Decides::recording) return std::nullopt;
+  if (format != FileFormat::recording || saved.decide == Decides::recording || options.engines)
+    return std::nullopt;
   return std::optional(check_recording(path, std::make_shared<const Recording>(*saved.recording)));
 }
 
@@ -295,20 +297,29 @@ Result<ShrunkCase> shrink_case(const SavedCase& saved, const Failure& failure,
     elapsed += clock.lap();
     return out_of_time() ? std::nullopt : still_fails(smaller);
   };
-  auto result = shrink(saved, in_time, shrinking);
-  if (!result)
+  const auto not_again = [&] {
     return fail(
         "{}: failed once ({}) but not again; it depends on something that the case does not store",
         saved.name, failure.check);
+  };
+  auto result = shrink(saved, in_time, shrinking);
+  if (!result) return not_again();
   // The shrinker saw no failing candidate because of the clock, so minimality is not proved.
   result->is_minimal &= !out_of_time();
   result->smallest.expected = first.expected;
   // The smallest case may fail in another step or request than the first one.
   LS_ASSIGN_OR_RETURN(Failure smallest, failure_of(result->smallest, options));
+  if (!smallest.failed()) return not_again();
   result->smallest.decided_by = decider_of(options);
   result->smallest.worked_by = worker_of(options);
   result->smallest.expected = expected_of(smallest);
   return ShrunkCase{.first = saved, .result = std::move(*result), .failure = std::move(smallest)};
+}
+
+Result<ShrunkCase> shrink_again(const SavedCase& saved, const FailingCaseOptions& options) {
+  LS_ASSIGN_OR_RETURN(const auto failure, failure_of(saved, options));
+  if (!failure.failed()) return fail("{}: does not fail a second time", saved.name);
+  return shrink_case(saved, failure, options);
 }
 
 std::string to_text(const ShrunkCase& shrunk) {
@@ -504,15 +515,16 @@ Result<void> FuzzCases::finish(double shrink_seconds) {
     // After a stop signal the recordings are still written: they need one run each.
     if (shrink_seconds == 0 || stop_requested()) continue;
     if (!is_shrunk(kept)) continue;
-    LS_ASSIGN_OR_RETURN(const auto failure, failure_of(kept.saved, judging_));
-    if (!failure.failed())
-      return fail("{}: failed once ({}) but not a second time", kept.path, kept.check);
-    LS_ASSIGN_OR_RETURN(const auto shrunk, shrink_case(kept.saved, failure, judging_));
+    const auto shrunk = shrink_again(kept.saved, judging_);
+    if (!shrunk) {
+      lines_ += fmt::format("    not shrunk: {}\n", shrunk.error().message);
+      continue;
+    }
     const std::string path = path_of_smallest(kept.path);
-    const SavedCase& smallest = shrunk.result.smallest;
+    const SavedCase& smallest = shrunk->result.smallest;
     LS_RETURN_IF_ERROR(write_saved_case(path, smallest));
     lines_ += line_of(path, smallest,
-                      shrunk.result.is_minimal ? "" : "; out of time, may not be minimal");
+                      shrunk->result.is_minimal ? "" : "; out of time, may not be minimal");
     LS_RETURN_IF_ERROR(add_recording(path, smallest));
   }
   return {};

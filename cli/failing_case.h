@@ -69,10 +69,11 @@ Result<bool> write_recording(const std::string& path, const SavedCase& saved,
 // not run.
 Result<SavedCase> load_case(const std::string& path, const FailingCaseOptions& options);
 // Compares a recording with the model's decisions and audits it
-// (properties/judge/recording_check.h). Absent: the file is not a recording, or its own decisions
-// are followed. `saved`: load_case() of the file.
+// (properties/judge/recording_check.h). Absent: the file is not a recording, its own decisions are
+// followed, or another engine decides. `saved`: load_case() of the file.
 Result<std::optional<RecordingCheck>> check_if_recorded(const std::string& path,
-                                                        const SavedCase& saved);
+                                                        const SavedCase& saved,
+                                                        const FailingCaseOptions& options);
 // Accepts one of `names`, a plugin (is_user_kernels()), and an engine's own worker
 // (is_engine_worker()).
 CLI::Validator backend_among(std::vector<std::string> names);
@@ -96,6 +97,9 @@ struct ShrunkCase {
 // again. REQUIRES: `saved` fails as `failure`.
 Result<ShrunkCase> shrink_case(const SavedCase& saved, const Failure& failure,
                                const FailingCaseOptions& options);
+
+// Judges a case that failed, and shrinks it. Errors: also a case that does not fail again.
+Result<ShrunkCase> shrink_again(const SavedCase& saved, const FailingCaseOptions& options);
 
 std::string to_text(const ShrunkCase& shrunk);
 // Returns a line with the finding of docs/findings.md that the failure shows; empty: it is not a

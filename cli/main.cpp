@@ -7,6 +7,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <cstdlib>
 #include <exception>
 #include <iostream>
@@ -102,6 +103,7 @@ int finish(int status) {
 
 int main(int argc, char** argv) {
   open_closed_streams();
+  std::signal(SIGXFSZ, SIG_IGN);  // a limit of file sizes is an error of write(), with a message
   CLI::App app(
       "Replays request traces through a reference model of an LLM serving engine's paged KV cache\n"
       "and through real kernels side by side, and compares every step.",

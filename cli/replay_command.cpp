@@ -277,17 +277,21 @@ ReportedItem item_of(const ReplayOptions& options, const RunSummary& summary,
 }
 
 // Shrinks the saved case and writes the result next to it. Loads it from the file, so that what is
-// shrunk is exactly what a user can repeat.
-Result<void> leave_smallest(const std::string& path, const FailingCaseOptions& judging,
-                            const std::string& explanation) {
+// shrunk is exactly what a user can repeat. Returns the command that explains it; without a smaller
+// case `again`, which runs the saved one.
+Result<std::string> leave_smallest(const std::string& path, const FailingCaseOptions& judging,
+                                   const CommandReport& out, std::string again) {
   LS_ASSIGN_OR_RETURN(const auto saved, load_case(path, judging));
-  LS_ASSIGN_OR_RETURN(const auto failure, failure_of(saved, judging));
-  if (!failure.failed()) return fail("{}: does not fail a second time", path);
-  LS_ASSIGN_OR_RETURN(const auto shrunk, shrink_case(saved, failure, judging));
+  const auto shrunk = shrink_again(saved, judging);
+  if (!shrunk) {
+    fmt::print("Not shrunk: {}\n", shrunk.error().message);
+    return again;
+  }
   const std::string smallest = path_of_smallest(path);
-  LS_RETURN_IF_ERROR(write_saved_case(smallest, shrunk.result.smallest));
-  fmt::print("\nShrunk: {}\nWritten: {}\nExplained: {}\n", to_text(shrunk), smallest, explanation);
-  return {};
+  LS_RETURN_IF_ERROR(write_saved_case(smallest, shrunk->result.smallest));
+  std::string explanation = out.again_of_case("explain", smallest);
+  fmt::print("\nShrunk: {}\nWritten: {}\nExplained: {}\n", to_text(*shrunk), smallest, explanation);
+  return explanation;
 }
 
 // Returns the path of the case in the folder: FOLDER/NAME.case.jsonl, numbered if another case is
@@ -331,9 +335,7 @@ Result<std::string> leave_case(const ReplayOptions& options, const OpenReplay& p
   std::string again = out.again_of_case("replay", path);
   fmt::print("Saved: {}\nReproduce: {}\n", path, again);
   if (!options.shrink || stop_requested()) return again;
-  std::string explanation = out.again_of_case("explain", path_of_smallest(path));
-  LS_RETURN_IF_ERROR(leave_smallest(path, judging, explanation));
-  return explanation;
+  return leave_smallest(path, judging, out, std::move(again));
 }
 
 // Refuses outputs of ranks that replace a file of the command, options of another worker, and
@@ -423,7 +425,8 @@ void take_judged(const Failure& failed, RunSummary& summary) {
 // findings.
 void take_verdicts(const ReplayOptions& options, const OpenReplay& prepared, OtherVerdicts& others,
                    RunSummary& summary) {
-  if (prepared.recording && others.audit == nullptr)
+  // Another engine gets the recording's inputs; its decisions are not those of the recording.
+  if (prepared.recording && others.audit == nullptr && options.decisions.decisions.empty())
     others.recorded = check_recording(options.file, prepared.recording);
   if (others.judged && others.judged->failed()) {
     take_judged(*others.judged, summary);

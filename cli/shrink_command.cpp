@@ -43,7 +43,8 @@ Result<int> shrink_file(ShrinkCommandOptions& options, CommandReport& report) {
   // Nothing to shrink. For a recording on whose inputs the model decided, the recorded decisions
   // may still have findings.
   if (!failure.failed()) {
-    LS_ASSIGN_OR_RETURN(const auto recorded, check_if_recorded(options.file, saved));
+    LS_ASSIGN_OR_RETURN(const auto recorded,
+                        check_if_recorded(options.file, saved, options.judging));
     if (recorded)
       fmt::print(
           "{}: the model's decisions do not fail, and `shrink` cannot change recorded ones; "

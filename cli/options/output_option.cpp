@@ -25,6 +25,15 @@ bool may_be_input(const CLI::Option& option, const std::string& value) {
   return option.get_positional() || value.find_first_of("./") != value.npos;
 }
 
+// True if `path` is a recording that a command finds in the input folder `value`.
+bool is_found_in(const std::string& value, const std::string& path) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  if (!fs::is_directory(value, error) || !fs::exists(path, error)) return false;
+  const fs::path within = fs::relative(path, value, error);
+  return !error && *within.begin() != ".." && within.extension() == ".jsonl";
+}
+
 // Returns the name of the option that shares `path` with the output `given`; empty: none. Of two
 // outputs only the later one is compared with the earlier one.
 std::string sharer_of(const CLI::App& command, const CLI::Option& given, const std::string& path) {
@@ -35,7 +44,8 @@ std::string sharer_of(const CLI::App& command, const CLI::Option& given, const s
     if (option == &given || option->get_type_name() == kFolder || (is_output && is_later)) continue;
     for (const std::string& value : option->results()) {
       if (is_output && value == "-" && path == "-") return option->get_name();
-      if ((is_output || may_be_input(*option, value)) && is_same_file(value, path))
+      if ((is_output || may_be_input(*option, value)) &&
+          (is_same_file(value, path) || is_found_in(value, path)))
         return option->get_name();
     }
   }

@@ -37,6 +37,11 @@ std::vector<std::string> AuditSteps::not_checked() const {
     not_checked.emplace_back("the queue of each request: the recording does not list its queues");
   if (!blocks_.adds_up_blocks())
     not_checked.emplace_back("lost blocks: no step shows all blocks that are held and free");
+  if (drafts_.meets_digest())
+    not_checked.emplace_back(
+        "drafts after some hits: a digest covers several of the next tokens' embeddings");
+  if (policy_ && counted_hits_ != nullptr && core_.setup.profile == nullptr)
+    not_checked.emplace_back("whether hits are lost without a reason: the engine has no profile");
   return not_checked;
 }
 

@@ -131,12 +131,18 @@ void DraftLedger::finish_rows(const AuditRow& row) {
 
 // Before its last tokens, a hit has the same next tokens as its prefix. A window that is computed
 // again has no entries of the hit; the other groups continue to its end.
-void DraftLedger::read_hit(const AuditRow& row) const {
+void DraftLedger::read_hit(const AuditRow& row) {
   const AuditRequest& request = *row.request;
   const std::int32_t end = row.num_hit == 0 ? 0 : row.num_hit + setup_.num_replayed;
   for (std::int32_t p = std::max(0, end - setup_.hash_lookahead); p < end; ++p) {
     const std::int32_t last = p + setup_.hash_lookahead;
     if (last >= std::ssize(request.contents)) return;
+    // The content of a token in a digest also depends on the tokens behind it.
+    const PromptEmbeds& embeds = request.keyed.keys.embeds;
+    if (embeds.digest_tokens > 1 && last / embeds.digest_tokens < std::ssize(embeds.digests)) {
+      meets_digest_ = true;
+      return;
+    }
     for (std::size_t g = 0; g < num_groups(); ++g) {
       const KVCacheSpec& spec = spec_of(g);
       if (!keeps_tokens(spec) || spec.bounded_replay || p < setup_.first_read(g, end)) continue;

@@ -33,6 +33,8 @@ class DraftLedger : Ledger {
   void check_held(const RecordedStep& step) const;
   // With the step's output, the draft model runs over the whole batch, and proposes drafts.
   void end(const RecordedStep& step, std::span<const AuditRow> rows);
+  // True if a hit ended before embeddings of which only a digest of several tokens is recorded.
+  bool meets_digest() const { return meets_digest_; }
 
  private:
   struct Drafts {
@@ -41,12 +43,13 @@ class DraftLedger : Ledger {
   };
   std::int32_t num_run_again(const AuditRow& row) const;
   void finish_rows(const AuditRow& row);
-  void read_hit(const AuditRow& row) const;
+  void read_hit(const AuditRow& row);
   void read_window(const AuditRow& row) const;
 
   const TokenLedger& tokens_;
   bool proposes_in_time_;  // a step's drafts are in its own output, and the next step verifies them
   bool are_proposals_shown_ = false;
+  bool meets_digest_ = false;
   PerRequest<Drafts> drafts_;
 };
 

@@ -356,7 +356,19 @@ void PolicyLedger::check_encoder(std::int64_t num_rows) const {
            "budget");
 }
 
+// With PAUSED_NEW, vLLM still admits requests that hold blocks: loads and sessions.
+void PolicyLedger::check_pause(const RecordedStep& step) const {
+  if (pause_state_ == PauseState::unpaused) return;
+  const bool all = pause_state_ == PauseState::paused_all;
+  for (const RecordedScheduled& row : step.scheduled)
+    if (all || (row.is_new && !setup_.has_connector))
+      report(AuditRule::limits, row.id,
+             fmt::format("is scheduled while {} is set", all ? "PAUSED_ALL" : "PAUSED_NEW"),
+             "paused");
+}
+
 void PolicyLedger::check_batch(const RecordedStep& step) const {
+  check_pause(step);
   std::int64_t num_tokens = 0;
   for (const RecordedScheduled& row : step.scheduled) num_tokens += row.tokens;
   if (knows_max_tokens_ && num_tokens > setup_.config.max_num_batched_tokens)

@@ -89,6 +89,7 @@ class KvTransferLedger : Ledger {
 //     (victim).
 // (3) With the pool to itself, a request runs to its end: the pool was planned for it (standstill).
 // (4) A recording does not end in a deadlock (standstill).
+// (5) A paused scheduler schedules no request, or admits none (limits).
 
 class PolicyLedger : Ledger {
  public:
@@ -108,6 +109,8 @@ class PolicyLedger : Ledger {
   void end();
 
  private:
+  void check_pause(const RecordedStep& step) const;
+
   const KvTransferLedger& transfers_;
   std::optional<std::int32_t> adapters_max_;
   std::optional<std::int32_t> encoder_rows_max_;  // absent: no encoder

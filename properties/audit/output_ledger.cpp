@@ -78,12 +78,16 @@ std::vector<Queued> queued_in(const RecordedStep& step) {
 void OutputLedger::check_known(const std::vector<std::string>& names,
                                std::string_view queue) const {
   for (const std::string& name : names)
-    if (const AuditRequest* request = requests_.find(name); request == nullptr || request->has_left)
-      report(AuditRule::queues, name,
-             fmt::format("is in the {} queue, and no live request has this name", queue),
-             "unknown");
-    else if (std::ranges::count(names, name) > 1)
+    if (is_live(name, queue) && std::ranges::count(names, name) > 1)
       report(AuditRule::queues, name, fmt::format("is in the {} queue twice", queue), "twice");
+}
+
+bool OutputLedger::is_live(const std::string& name, std::string_view queue) const {
+  const AuditRequest* request = requests_.find(name);
+  if (request != nullptr && !request->has_left) return true;
+  report(AuditRule::queues, name,
+         fmt::format("is in the {} queue, and no live request has this name", queue), "unknown");
+  return false;
 }
 
 void OutputLedger::report_unqueued() {
@@ -98,6 +102,8 @@ void OutputLedger::end() {
 void OutputLedger::check_queues(const RecordedStep& step) {
   check_known(step.running, "running");
   check_known(step.waiting, "waiting");
+  if (step.skipped)
+    for (const RecordedSkipped& skipped : *step.skipped) is_live(skipped.id, "skipped");
   for (const auto& [name, request] : requests_)
     if (setup_.names_ends() && request.has_ended && !request.has_left)
       report(AuditRule::queues, name, "has ended, and the worker is not notified: it keeps its row",
@@ -252,6 +258,9 @@ void OutputLedger::check_limit(const AuditRequest& request) const {
 
 void OutputLedger::check_stopped(const RecordedStopped& stopped,
                                  const AuditRequest& request) const {
+  if (!from_name<FinishReason>(stopped.reason))
+    report(AuditRule::recording, request.name,
+           fmt::format("ends by `{}`, an unknown reason", stopped.reason));
   if (request.is_adrift || request.is_unpredictable) return;
   const Ends& ends = ends_[request];
   const auto num_output = std::ssize(request.tokens) - request.num_prompt;

@@ -140,7 +140,12 @@ Result<bool> LockstepRun::execute_step(const AgreedBatch& agreed) {
   // The order matters: the report, then the transfers that it completes, then the output, then the
   // memory, which needs all three.
   LS_RETURN_IF_ERROR(connector_.plan(decision, memory_ != nullptr, summary_));
-  LS_RETURN_IF_ERROR(sample(decision));
+  if (auto sampled = sample(decision); !sampled) {
+    if (!workload_.has_parted(rows_)) return tl::unexpected(sampled.error());
+    summary_.not_checked.push_back(fmt::format(
+        "step {} and later steps: the recorded outputs belong to other decisions", decision.step));
+    return false;
+  }
   if (memory_ != nullptr)
     if (auto ran = memory_->run_step(as_the_worker_counts(decision),
                                      decision.scheduled.empty() ? ModelOutput{} : outputs_.newest(),
@@ -411,6 +416,8 @@ Result<void> LockstepRun::sample(const SchedulerOutput& decision) {
                      .name = request.name,
                      .num_prompt_tokens = request.num_prompt_tokens,
                      .num_output_tokens = request.num_output_tokens,
+                     .computed = scheduled.computed,
+                     .num_tokens = scheduled.num_tokens,
                      .samples = scheduled.computed + scheduled.num_tokens >= known,
                      .is_new = scheduled.is_new,
                      .drafts = {draft, num_spec}});
@@ -497,6 +504,7 @@ Result<void> LockstepRun::check_transfers_end_once(const SchedulerOutput& decisi
 }
 
 // Refuses more tokens or drafts than the step allows: at most one token and its drafts per row.
+// Where the recording's own decisions are followed, its audit judges them.
 Result<void> LockstepRun::check_output(const SchedulerOutput& decision,
                                        const ModelOutput& output) const {
   const auto size = [](const std::vector<std::uint32_t>& ends, std::size_t row) -> std::int64_t {
@@ -511,6 +519,9 @@ Result<void> LockstepRun::check_output(const SchedulerOutput& decision,
     };
     if (const Scheduler* const model = decisions_.model(); model != nullptr)
       LS_RETURN_IF_ERROR(check("sampled", size(output.token_ends, i), model->num_sampled_max(i)));
+    else if (workload_.has_parted(rows_))
+      LS_RETURN_IF_ERROR(check("sampled", size(output.token_ends, i),
+                               rows_[i].samples ? std::ssize(rows_[i].drafts) + 1 : 0));
     if (!output.draft_ends.empty())
       LS_RETURN_IF_ERROR(
           check("drafts", size(output.draft_ends, i), config_.engine.num_spec_tokens));

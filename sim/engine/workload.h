@@ -67,6 +67,8 @@ struct SampledRow {
   std::string_view name;
   std::int64_t num_prompt_tokens = 0;
   std::int64_t num_output_tokens = 0;  // so far
+  std::int64_t computed = 0;           // tokens before this step, as the engine counts
+  std::int32_t num_tokens = 0;         // of this step
   bool samples = false;                // false: a chunk of a prompt that ends before its last token
   bool is_new = false;                 // true if admitted in this step: its drafts are padding
   std::span<const std::int32_t> drafts;
@@ -129,6 +131,9 @@ class Workload {
   // True if every step is given, also idle ones, and the run ends with them: a deadlock is never a
   // verdict of such a run.
   virtual bool is_scripted() const { return false; }
+  // True if the outputs belong to a step with other rows: an engine or a model decided otherwise
+  // than the recording.
+  virtual bool has_parted(std::span<const SampledRow>) const { return false; }
   // Features of the scheduler protocol that its events need, as far as known before the run.
   virtual std::vector<std::string_view> features() const { return {}; }
   // "FILE:LINE" of the last record, for errors; empty: no file.

@@ -244,6 +244,13 @@ class RecordedWorkload final : public GrowingRecording {
   void request_left(std::string_view, std::uint64_t) override {}
   std::int64_t now_ns() const override { return step_.step; }
   std::int64_t records_consumed() const override { return steps_; }
+  bool has_parted(std::span<const SampledRow> rows) const override {
+    const auto is_recorded = [](const SampledRow& row, const RecordedScheduled& recorded) {
+      return row.name == recorded.id && row.num_tokens == recorded.tokens &&
+             row.computed == recorded.computed;
+    };
+    return decide_ == Decides::model && !std::ranges::equal(rows, step_.scheduled, is_recorded);
+  }
   std::vector<std::string_view> features() const override {
     std::vector<std::string_view> features;
     for (const RecordedStep& step : source_.in_memory())

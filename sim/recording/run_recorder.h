@@ -67,6 +67,9 @@ class RunRecorder final : public Workload, public StepObserver {
   // What the engine did not take is not in the recording.
   void request_refused(std::string_view name, std::uint64_t ticket, const Error& error) override;
   bool is_scripted() const override { return inner_.is_scripted(); }
+  bool has_parted(std::span<const SampledRow> rows) const override {
+    return inner_.has_parted(rows);
+  }
   std::string place() const override { return inner_.place(); }
   std::int64_t now_ns() const override { return inner_.now_ns(); }
   std::int64_t records_consumed() const override { return inner_.records_consumed(); }

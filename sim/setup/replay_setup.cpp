@@ -317,6 +317,7 @@ Result<void> take_decider(const ReplayRequest& request, const RecordingHeader& h
   const bool is_given = request.run.has("decide");
   if (request.other_engine || (is_given && decide == Decides::model)) {
     decide = Decides::model;
+    if (request.other_engine) return {};
     return check_profile(request.file, header.options.config.engine);
   }
   decide = Decides::recording;

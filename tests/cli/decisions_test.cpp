@@ -59,14 +59,66 @@ TEST(Decisions, InputsThatNeedMoreThanTheEngineAreRefusedAtTheStart) {
   }
 }
 
-// Each reports too little or a wrong count: the example with one line changed.
-Outcome fuzz_changed(const std::string& name, const std::string& from, const std::string& to) {
+// The recorded engine broke its token budget: 8 tokens in step 0, where the example computes 4. So
+// the token that it sampled there belongs to no row of the example.
+TEST(Decisions, AnEngineIsNotJudgedByRecordedDecisionsOrOutputsOfOthers) {
+  const std::string path = temporary_path("budget.jsonl");
+  for (const std::string engine : {R"("mine","version":"1")", R"("vllm","version":"0.33.0")"}) {
+    write_text(
+        path,
+        R"({"schedule_recording":1,"engine":{"name":)" + engine +
+            R"(},"family":"",)"
+            R"("seed":0,"config":{"max_num_seqs":4,"max_num_batched_tokens":4,)"
+            R"("max_model_len":64,"block_size":16,"enable_prefix_caching":false,)"
+            R"("async_scheduling":false},"groups":[{"layers":["layers.0"],"spec":{"type":"full",)"
+            R"("block_size":16,"num_kv_heads":1,"head_size":64,"dtype":"bf16"}}],"num_blocks":9,)"
+            R"("scheduler_block_size":16,"hash_block_size":16}
+{"step":0,"before":[{"add":"a","prompt":{"tokens":[1,2,3,4,5,6,7,8]},"max_tokens":2,"arrival":0.0}],)"
+            R"("scheduled":[{"id":"a","tokens":8,"new":true,"computed":0,"blocks":[[1]]}],)"
+            R"("running":["a"],"waiting":[],"free_blocks":7,"sampled":{"a":[2]}}
+{"step":1,"scheduled":[{"id":"a","tokens":1,"computed":8,"blocks":null}],"running":["a"],)"
+            R"("waiting":[],"free_blocks":7,"sampled":{"a":[2]},"stopped":[["a","length"]]}
+{"end":true,"steps":2,"unfinished":["a"]}
+)");
+    const Outcome run = run_lockstep({"replay", path, "--backend", "none", "--decisions", kEngine});
+    EXPECT_EQ(run.status, 0) << run.out << run.err;
+    EXPECT_NE(run.out.find("step 0 and later steps: the recorded outputs belong to other"),
+              std::string::npos)
+        << run.out;
+  }
+  const Outcome model = run_lockstep({"replay", path, "--backend", "none", "--decide", "model"});
+  EXPECT_EQ(model.status, 1) << model.err;
+  EXPECT_NE(model.out.find("the recording differs from the model in step 0"), std::string::npos)
+      << model.out;
+  EXPECT_EQ(run_lockstep({"explain", path, "--decisions", kEngine}).status, 0);
+}
+
+// The example with one line changed.
+std::string changed_engine(const std::string& name, const std::string& from,
+                           const std::string& to) {
   std::string text = read_text(LOCKSTEP_SOURCE_DIR "/docs/examples/paged_engine.py");
   const std::size_t at = text.find(from);
   EXPECT_NE(at, std::string::npos) << from;
   const std::string path = temporary_path(name + ".py");
   write_text(path, text.replace(at, from.size(), to));
-  return fuzz("python3 " + path, {});
+  return "python3 " + path;
+}
+
+// Each reports too little or a wrong count.
+Outcome fuzz_changed(const std::string& name, const std::string& from, const std::string& to) {
+  return fuzz(changed_engine(name, from, to), {});
+}
+
+TEST(Decisions, AFailureThatDoesNotShowAgainIsSavedAsItWasFound) {
+  const std::string folder = temporary_path("flaky"), mark = temporary_path("mark");
+  const std::string once = "table[1:] if not __import__('os').path.exists('" + mark +
+                           "') and open('" + mark + "', 'w') else table";
+  const std::string engine =
+      changed_engine("flaky", R"(table[1:] if BUG == "lost" else table)", once);
+  const Outcome found = fuzz(engine, {"--save", folder});
+  EXPECT_EQ(found.status, 1) << found.out << found.err;
+  EXPECT_NE(found.out.find("not shrunk: "), std::string::npos) << found.out;
+  EXPECT_EQ(found.out.find(".min.case.jsonl"), std::string::npos) << found.out;
 }
 
 TEST(Decisions, CountsThatTheOutputDoesNotLeadToAreTold) {

@@ -175,6 +175,9 @@ TEST(Outputs, TwoOptionsDoNotWriteOneFileAndNoInputIsOverwritten) {
   }
   EXPECT_EQ(read_text(trace), read_text(kSample));
   EXPECT_FALSE(fs::exists(out));
+  const Outcome in_folder = run_lockstep({"audit", fs::path(trace).parent_path(), "--json", trace});
+  EXPECT_EQ(in_folder.status, 2);
+  EXPECT_NE(in_folder.err.find(" is also given as PATH"), std::string::npos) << in_folder.err;
   std::vector<std::string> null = replay;
   null.insert(null.end(), {"--json", "/dev/null", "--report", "/dev/null"});
   EXPECT_EQ(run_lockstep(null).status, 0);

@@ -202,6 +202,18 @@ TEST(Queues, OnlyLiveRequestsAreInAQueueAndEndOnce) {
               "name");
 }
 
+TEST(Queues, ASkippedRequestIsLiveAndAnEndHasAReasonOfTheFormat) {
+  Recording recording = hit_after_the_end();
+  recording.steps[1].skipped = {{{"c", "WAITING"}}};
+  expect_only(
+      recording,
+      "audit.queues step 1 request c: is in the skipped queue, and no live request has this "
+      "name");
+  recording = one_that_runs();
+  recording.steps[1].stopped = {{"a", "because"}};
+  EXPECT_EQ(audit(recording)[0].what, "ends by `because`, an unknown reason");
+}
+
 TEST(Queues, EachEventOfARequestHappensOnce) {
   const std::string ended = "audit.queues step 1 request b: is ended by an output, and had ended ";
   Recording recording = hit_after_the_end();
@@ -281,6 +293,24 @@ TEST(NotChecked, LostBlocksNeedFreeBlocksAndAllTables) {
   EXPECT_EQ(not_checked(recording).size(), 1u);
   recording.steps[0].tables = {{{"a", {{BlockId{1}, BlockId{2}}}}}};
   EXPECT_TRUE(not_checked(recording).empty());
+}
+
+TEST(Policy, APausedSchedulerSchedulesNoRequestOrAdmitsNone) {
+  Recording recording = one_that_runs();
+  RecordedEvent pause;
+  pause.kind = RecordedEvent::Kind::pause_state;
+  pause.pause_state = PauseState::paused_new;
+  recording.steps[1].before = {pause};
+  EXPECT_TRUE(audit(recording, AuditScope::whole_recording).empty());  // it ran before
+  recording.steps[1].before[0].pause_state = PauseState::paused_all;
+  auto findings = audit(recording, AuditScope::whole_recording);
+  ASSERT_EQ(findings.size(), 1u);
+  EXPECT_EQ(findings[0].what, "is scheduled while PAUSED_ALL is set");
+  recording.steps[0].before.push_back(pause);
+  recording.steps[1].before.clear();
+  findings = audit(recording, AuditScope::whole_recording);
+  ASSERT_EQ(findings.size(), 1u);
+  EXPECT_EQ(findings[0].what, "is scheduled while PAUSED_NEW is set");
 }
 
 TEST(Policy, BlocksThatTheTokensDoNotNeedAreAPolicy) {

@@ -82,6 +82,15 @@ TEST(Audit, AHitWhoseNextTokenAnotherRequestDraftedFromIsFoundWhereHashesLookAhe
              "drafted from with another token after it");
   EXPECT_EQ(audit(recording)[0].rule, AuditRule::draft_read);
 
+  Recording embedded =
+      recording;  // the next token is the same, one of the others of its digest not
+  for (const std::size_t i : {0, 1}) {
+    PromptEmbeds& embeds = embedded.steps[0].before[i].request.keys.embeds;
+    embeds.digests = {"aa", i == 0 ? "b0" : "b1"};
+    embeds.digest_tokens = 4;
+  }
+  EXPECT_TRUE(audit(embedded).empty());
+
   config.num_hash_lookahead_tokens = 0;  // stated: such an engine drops a block, or takes the loss
   EXPECT_TRUE(audit(recording).empty());
   config.num_hash_lookahead_tokens = 1;  // of an engine without a profile
