@@ -8,7 +8,7 @@
 #include <span>
 #include <string_view>
 
-#include "cuda_backend/kernels/params.h"
+#include "cuda_backend/device/device.h"
 
 namespace lockstep::cuda {
 

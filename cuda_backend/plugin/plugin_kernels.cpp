@@ -80,7 +80,7 @@ std::atomic<int> num_calls = 0;  // of plugins' functions, now
 void end_without_verdict() {
   if (num_calls == 0) return;
   std::fflush(nullptr);
-  std::fputs("lockstep: a function of the plugin called exit(): no verdict\n", stderr);
+  std::fputs("lockstep: a function of the plugin ended the process (exit): no verdict\n", stderr);
   ::_exit(EXIT_FAILURE);
 }
 

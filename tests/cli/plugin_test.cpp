@@ -133,7 +133,7 @@ TEST(Plugin, ThatCallsExitDoesNotPass) {
     arguments.insert(arguments.end(), {"--backend", plugin_path("exiting_plugin")});
     const Outcome outcome = run_lockstep(arguments);
     EXPECT_EQ(outcome.status, 1) << outcome.out;
-    EXPECT_NE(outcome.err.find("a function of the plugin called exit(): no verdict"),
+    EXPECT_NE(outcome.err.find("a function of the plugin ended the process (exit): no verdict"),
               std::string::npos)
         << outcome.err;
   }
