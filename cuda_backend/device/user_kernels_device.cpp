@@ -13,6 +13,7 @@
 
 #include "base/check.h"
 #include "cuda_backend/device/forwarding_device.h"
+#include "cuda_backend/device/user_rows.h"
 
 namespace lockstep::cuda {
 namespace {
@@ -23,33 +24,6 @@ bool is_implied(const KeyRange& keys, const SplitAttentionParams& params) {
   if (params.window > 0) first = std::max(first, keys.last - params.window);
   if (params.chunk > 0) first = (keys.last - 1) / params.chunk * params.chunk;
   return keys.gap == 0 && keys.first == first;
-}
-
-// Why rows of this part are no tensor of elements; empty: they are.
-std::string_view why_no_view(const PartLayout& part) {
-  if (part.scaling == Scaling::latent_fp8_areas || part.swizzled_scales)
-    return "the scales of a row are in another area of its block";
-  return {};
-}
-// Elements of a head's row as a tensor has them.
-std::int64_t row_width(const PartLayout& part) {
-  if (part.scaling == Scaling::latent_fp8_rows) return 656;
-  if (part.scaling == Scaling::latent_fp4_rows) return 352;
-  return part.scaling >= kFirstPacked ? part.head_size / 2 : part.head_size;
-}
-
-// Why a token's heads are no single row of elements; empty: they are adjacent. Latent caches have
-// one head, caches of hidden states may have several.
-std::string_view why_no_row(const PartLayout& part) {
-  const std::int64_t row_bytes = row_width(part) * itemsize_bytes(part.dtype);
-  return part.num_heads == 1 || part.head_stride == row_bytes ? ""
-                                                              : "a token's heads are not adjacent";
-}
-
-// Whether a token's slot follows from its position and the table's row. A launch without reach, as
-// of an extraction, may still have rings.
-bool gives_slots(const GroupTable& table) {
-  return !table.is_encoder && !table.is_hot && !table.is_ring && !table.is_replayed;
 }
 
 // A request's tokens up to a stored state. The pieces of one request have rounds 0, 1, ...; each
@@ -77,7 +51,11 @@ class UserKernelsDevice final : public ForwardingDevice {
     LS_CHECK(in_process_ || inner().memory_begin() != nullptr, "{} shares no memory",
              inner().name());
     edit_launches([this](LaunchParams params, Operation&) {
-      if (!has_failed_) std::visit([this](auto* launch) { take(*launch); }, params);
+      std::visit(
+          [this](auto* launch) {
+            if (!leaves_pool(*launch) && !has_failed_) take(*launch);
+          },
+          params);
     });
   }
 
@@ -119,6 +97,23 @@ class UserKernelsDevice final : public ForwardingDevice {
     if (why_not.empty()) return true;
     not_taken_.insert(fmt::format("{} by the executor's own kernel: {}", function, why_not));
     return false;
+  }
+
+  // True if a slot of the launch is outside of the pool: the launch must not run.
+  bool leaves_pool(const auto&) { return false; }
+  bool leaves_pool(WritePartsParams& params) {
+    const PartLayout& to = params.parts[0].to;
+    mapped_.set_rows(to.base, std::int64_t{to.num_blocks} * to.block_size.value);
+    if (!mapped_.leave_pool(params.slots, params.token_rows, to.base)) return false;
+    params.num_rows = 0;
+    return true;
+  }
+  bool leaves_pool(GatherRowsParams& params) {
+    if (!mapped_.leave_pool(params.slots, params.cache.token_rows, params.cache.base)) return false;
+    params.num_tokens = 0;
+    // The slots of an extraction are not compared.
+    report("fault", "map_slots", "map_slots: a slot of an extraction is outside of the pool");
+    return true;
   }
 
   // Launches that no function of the user's kernels can take.
@@ -256,6 +251,7 @@ class UserKernelsDevice final : public ForwardingDevice {
   void take(SlotMappingParams& params) {
     const bool begins = kernels_->has("begin_step"), maps = kernels_->has("map_slots");
     described_.clear();
+    mapped_.clear();
     is_only_padding_ = params.num_tokens == 0;
     if ((!begins && !maps) || params.num_tokens == 0) return;
     std::vector<GroupTable> tables(static_cast<std::size_t>(params.num_groups));
@@ -283,9 +279,12 @@ class UserKernelsDevice final : public ForwardingDevice {
       call.function = "map_slots";
       call.tensors.push_back(tensor("slot_mapping", params.slots + t * params.slots_stride, "int64",
                                     {params.num_padded_tokens}, {sizeof(Slot)}));
-      if (maps) make(call);
+      if (!maps || !make(call)) continue;
+      std::vector<Slot> slots(static_cast<std::size_t>(params.num_padded_tokens));
+      if (fetch(slots, described_.back())) mapped_.add(described_.back(), slots);
     }
-    if (maps) params.num_tokens = params.num_padded_tokens = 0;
+    // After a failed call its slots are undefined.
+    if (maps && !has_failed_) params.num_tokens = params.num_padded_tokens = 0;
   }
 
   void take(ConvParams& params) {
@@ -537,24 +536,32 @@ class UserKernelsDevice final : public ForwardingDevice {
     seq_lens.resize(count);
   }
 
-  void make(KernelCall& call) {
-    if (has_failed_) return;
-    if (!in_process_ && kernels_->on_gpu() && !finish_inner()) return;  // its streams are others
+  // Returns false if the call, or an earlier one, failed.
+  bool make(KernelCall& call) {
+    if (has_failed_) return false;
+    if (!in_process_ && kernels_->on_gpu() && !finish_inner()) return false;  // other streams
     call.memory = inner().memory_begin();
     call.memory_handle = inner().memory_handle();
     call.stream = inner().place().stream;
     if (in_process_) upload_lists(call);
     ++num_calls_;
     auto failure = kernels_->call(call);
-    if (!failure) return;
-    has_failed_ = true;
+    if (!failure) return true;
     const std::string where = call.layer < 0 ? "" : fmt::format(" of layer {}", call.layer);
     std::string what = fmt::format("{}{}: {}", call.function, where, failure->what);
-    if (failure->kind == "harness") return fail_with(std::move(what));
+    has_failed_ = true;
+    if (failure->kind == "harness")
+      fail_with(std::move(what));
+    else
+      report(failure->kind, call.function, what);
+    return false;
+  }
+  void report(const std::string& kind, std::string_view function, std::string_view what) {
+    has_failed_ = true;
     DeviceReport& report = reports_.emplace_back();
-    report.kind = failure->kind;
-    report.kernel = call.function;
-    report.message = fmt::format("{}: {}", failure->kind, what);
+    report.kind = kind;
+    report.kernel = function;
+    report.message = fmt::format("{}: {}", kind, what);
   }
 
   void upload_lists(KernelCall& call) {
@@ -572,6 +579,7 @@ class UserKernelsDevice final : public ForwardingDevice {
   std::set<std::string> not_taken_;
   std::vector<DeviceReport> reports_;
   std::vector<const Slot*> described_;  // slots of the last begin_step, by table
+  MappedSlots mapped_;                  // slots of the last map_slots
   std::span<const Slot> draft_slots_;   // of the last draft model's pass, all groups
   bool is_only_padding_ = false;        // True if the last slot mapping had no tokens
   std::int64_t num_calls_ = 0;

@@ -2,8 +2,12 @@
 
 #include <dlfcn.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <filesystem>
 #include <span>
@@ -70,10 +74,25 @@ Member named(const Named<Member> (&all)[kCount], std::string_view name) {
   return found == std::end(all) ? nullptr : found->member;
 }
 
+std::atomic<int> num_calls = 0;  // of plugins' functions, now
+
+// Ends the process of a function that calls exit(): its status is not that of a verdict.
+void end_without_verdict() {
+  if (num_calls == 0) return;
+  std::fflush(nullptr);
+  std::fputs("lockstep: a function of the plugin ended the process (exit): no verdict\n", stderr);
+  ::_exit(EXIT_FAILURE);
+}
+
 // Runs a function of the plugin. Returns what it threw; empty: nothing. The interface is plain C,
 // but an exception of C++ code behind it must not end the run without a finding.
 template <class Function>
 std::string thrown_by(const Function& function) {
+  [[maybe_unused]] static const int registered = std::atexit(end_without_verdict);
+  struct Call {
+    Call() { ++num_calls; }
+    ~Call() { --num_calls; }
+  } call;
   try {
     function();
     return {};
@@ -107,7 +126,8 @@ class PluginKernels final : public UserKernels {
     const auto entry = reinterpret_cast<Open>(dlsym(handle_, "lockstep_plugin_open"));
     if (entry == nullptr)
       return fail("{}: exports no lockstep_plugin_open; see cuda_backend/plugin/plugin.h", path_);
-    plugin_ = entry();
+    if (const std::string thrown = thrown_by([&] { plugin_ = entry(); }); !thrown.empty())
+      return fail("{}: lockstep_plugin_open: {}", path_, thrown);
     if (plugin_ == nullptr) return fail("{}: lockstep_plugin_open returned null", path_);
     if (plugin_->version != LOCKSTEP_PLUGIN_VERSION)
       return fail(

@@ -22,9 +22,10 @@ constexpr int kCasesPerFeature = 3;
 constexpr std::uint64_t kSeedsPerFeature = 40;
 
 // Feature words for requests, replies and configurations that the generator never produces.
-constexpr std::array<std::string_view, 8> kOtherWords = {
-    "no_prefix_caching", "min_tokens",  "repetition_detection", "skip_reading_prefix_cache",
-    "reset_running",     "pause_state", "sliding_window_mla",   "one_pool_per_kind"};
+constexpr std::array<std::string_view, 9> kOtherWords = {
+    "no_prefix_caching",         "min_tokens",     "repetition_detection",
+    "skip_reading_prefix_cache", "reset_running",  "pause_state",
+    "sliding_window_mla",        "bounded_replay", "one_pool_per_kind"};
 // Prefixes of words that restrict the generated cases; a class name or mode follows the colon.
 constexpr std::array<std::string_view, 2> kLimits = {"lacks:", "mamba_cache_mode:"};
 

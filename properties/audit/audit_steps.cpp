@@ -35,6 +35,8 @@ std::vector<std::string> AuditSteps::not_checked() const {
   std::vector<std::string> not_checked;
   if (!outputs_.shows_queues())
     not_checked.emplace_back("the queue of each request: the recording does not list its queues");
+  if (!outputs_.lists_ends())
+    not_checked.emplace_back("ends by a stop token: some requests list no `eos`, `stop_token_ids`");
   if (!blocks_.adds_up_blocks())
     not_checked.emplace_back("lost blocks: no step shows all blocks that are held and free");
   if (drafts_.meets_digest())

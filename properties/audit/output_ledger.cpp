@@ -256,8 +256,7 @@ void OutputLedger::check_limit(const AuditRequest& request) const {
                      request.tokens.size(), ends.max_tokens, ends.full_since));
 }
 
-void OutputLedger::check_stopped(const RecordedStopped& stopped,
-                                 const AuditRequest& request) const {
+void OutputLedger::check_stopped(const RecordedStopped& stopped, const AuditRequest& request) {
   if (!from_name<FinishReason>(stopped.reason))
     report(AuditRule::recording, request.name,
            fmt::format("ends by `{}`, an unknown reason", stopped.reason));
@@ -273,9 +272,12 @@ void OutputLedger::check_stopped(const RecordedStopped& stopped,
   if (stopped.reason == "repetition" && !ends.detects_repetition)
     report(AuditRule::sampled, request.name,
            "ends because it repeats itself, and was not to be watched for that");
-  if (stopped.reason == "stop" && !ends.is_pooled &&
-      std::none_of(request.tokens.begin() + request.num_prompt, request.tokens.end(),
-                   [&](std::int32_t token) { return ends.is_ended_by(token); }))
+  if (stopped.reason != "stop" || ends.is_pooled) return;
+  // In a run every request comes with its tokens.
+  if (setup_.scope == AuditScope::whole_recording && !ends.eos_token && ends.stop_token_ids.empty())
+    lists_ends_ = false;
+  else if (std::none_of(request.tokens.begin() + request.num_prompt, request.tokens.end(),
+                        [&](std::int32_t token) { return ends.is_ended_by(token); }))
     report(
         AuditRule::sampled, request.name,
         fmt::format("ends by a stop token, and none of the {} that it sampled is one", num_output));

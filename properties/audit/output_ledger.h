@@ -78,7 +78,9 @@ class OutputLedger : Ledger {
   void check_unscheduled_samples(const RecordedStep& step) const;
   // Outputs were received.
   void end(const RecordedStep& step, std::int64_t last_output_before);
-  void check_stopped(const RecordedStopped& stopped, const AuditRequest& request) const;
+  void check_stopped(const RecordedStopped& stopped, const AuditRequest& request);
+  // False: a request of a recording ended by a stop token, and the recording lists none for it.
+  bool lists_ends() const { return lists_ends_; }
   // Reports (3) once outputs up to step `last` are received.
   void report_unheard(std::int64_t last);
   // At the end of a recording.
@@ -103,6 +105,7 @@ class OutputLedger : Ledger {
   PerRequest<Ends> ends_;
   std::set<std::string> expected_ends_;  // of requests whose name another request has
   std::vector<Unheard> unheard_;
+  bool lists_ends_ = true;
   bool shows_queues_;                             // a queue had a request
   bool has_unlisted_ = false;                     // a connector's queue is in no list
   bool has_scheduled_ = false;                    // a request

@@ -9,6 +9,7 @@
 #include "sim/foreign/reported_decisions.h"
 #include "traces/formats/engine_options.h"
 #include "traces/formats/run_field_rows.h"
+#include "traces/formats/spec_json.h"
 
 namespace lockstep {
 
@@ -180,8 +181,10 @@ std::string missing_feature(const EngineHello& hello, const RecordingHeader& hea
   const auto need = [&](bool needs, std::string feature) {
     if (needs) features.push_back(std::move(feature));
   };
-  for (const KVCacheGroupSpec& group : header.groups)
-    features.emplace_back(name_of(group.spec.kind));
+  for (const KVCacheGroupSpec& group : header.groups) {
+    features.emplace_back(type_name_of(group.spec.kind));
+    need(group.spec.bounded_replay, "bounded_replay");
+  }
   need(config.async_scheduling, "async_scheduling");
   need(config.policy == SchedulingPolicy::priority, "priority");
   need(config.num_spec_tokens > 0, fmt::format("spec:{}", name_of(config.spec_method)));
@@ -238,6 +241,7 @@ class EngineReporter final : public StepReporter {
     bool succeeded = false;
     const bool replied = ask(reset_message(preempts_running), [&](JsonObject& reply) {
       succeeded = read_reset(reply, header_, step);
+      check_state(step);
     });
     return replied ? std::optional(succeeded) : std::nullopt;
   }
@@ -246,19 +250,25 @@ class EngineReporter final : public StepReporter {
     const bool shows_tables = (number + 1) % tables_every_ == 0;
     return ask(schedule_message(number, shows_tables), [&](JsonObject& reply) {
       read_decision(reply, header_, step);
-      lacks_tables_ |= shows_tables && !step.running.empty() && !step.tables;
+      check_state(step);
+      lacks_tables_ |= shows_tables && !shows_all(step);
       lacks_free_blocks_ |= step.free_blocks < 0;
     });
   }
   bool update(const RecordedStep& output, RecordedStep& step, TokenCounts& counts) override {
     return ask(update_message(output), [&](JsonObject& reply) {
       counts = {.num_tokens = read_outcome(reply, header_, step).num_tokens, .are_claims = true};
+      check_state(step);
     });
   }
   std::vector<std::string> not_checked() const override {
     std::vector<std::string> lines;
     if (lacks_tables_)
-      lines.emplace_back("block tables: a `schedule` with \"tables\" was answered without them");
+      lines.emplace_back(
+          "block tables: a `schedule` with \"tables\" was answered without all of them");
+    if (counts_hashes_)
+      lines.emplace_back(
+          "counts of block hashes (`stored`, `evicted`, `cleared`): without a model");
     if (lacks_free_blocks_) lines.emplace_back("free blocks: the engine does not report them");
     return lines;
   }
@@ -271,6 +281,20 @@ class EngineReporter final : public StepReporter {
     if (engine_->hello().can(feature)) return true;
     engine_->fail_reply(lacks(engine_->hello(), feature));
     return false;
+  }
+  static bool shows_all(const RecordedStep& step) {
+    return std::ranges::all_of(step.running, [&](const std::string& name) {
+      return step.tables && std::ranges::count(*step.tables, name, &RecordedTable::id) > 0;
+    });
+  }
+  // Without a connector nothing else reads `held` and `skipped`.
+  void check_state(const RecordedStep& step) {
+    counts_hashes_ |= step.stored > 0 || step.evicted > 0 || step.cleared;
+    if (connector_ != nullptr) return;
+    if (!step.held.empty()) fail(fmt::format("held: `{}`, without a connector", step.held.front()));
+    for (const RecordedSkipped& row : step.skipped.value_or(std::vector<RecordedSkipped>{}))
+      if (std::ranges::count(step.running, row.id) > 0)
+        fail(fmt::format("skipped: `{}` is running", row.id));
   }
   bool ask(const std::string& message, const std::function<void(JsonObject& reply)>& read) {
     if (connector_ == nullptr) return engine_->ask(message, read);
@@ -306,6 +330,7 @@ class EngineReporter final : public StepReporter {
   ConnectorQueries* connector_ = nullptr;  // null: none
   const std::int64_t tables_every_;
   bool lacks_tables_ = false;
+  bool counts_hashes_ = false;
   bool lacks_free_blocks_ = false;
 };
 

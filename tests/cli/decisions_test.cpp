@@ -130,10 +130,29 @@ TEST(Decisions, CountsThatTheOutputDoesNotLeadToAreTold) {
   }
 }
 
+TEST(Decisions, WithoutAConnectorNothingIsHeldAndNoRunningRequestIsSkipped) {
+  const std::string state = "return {\"num_tokens\": known}";
+  const Outcome held = fuzz_changed("held", state, state + " | {\"held\": self.running}");
+  EXPECT_EQ(held.status, 1) << held.out << held.err;
+  EXPECT_NE(held.out.find("without a connector"), std::string::npos) << held.out;
+  const Outcome skipped = fuzz_changed("skipped", "return queues |",
+                                       "queues[\"skipped\"] = [[r, \"WAITING\"] for r in "
+                                       "self.running]\n        return queues |");
+  EXPECT_EQ(skipped.status, 1) << skipped.out << skipped.err;
+  EXPECT_NE(skipped.out.find("reply:skipped: "), std::string::npos) << skipped.out;
+}
+
 TEST(Decisions, WhatTheEngineDoesNotReportIsNotChecked) {
   const Outcome tables = fuzz_changed("tables", "if tables:", "if False:");
   EXPECT_EQ(tables.status, 0) << tables.out << tables.err;
   EXPECT_NE(tables.out.find("  - block tables: "), std::string::npos) << tables.out;
+  const Outcome some = fuzz_changed("some", "in self.running}\n", "in self.running[1:]}\n");
+  EXPECT_EQ(some.status, 0) << some.out << some.err;
+  EXPECT_NE(some.out.find("  - block tables: "), std::string::npos) << some.out;
+  const Outcome counts =
+      fuzz_changed("stored", "{\"free_blocks\"", "{\"stored\": 1, \"free_blocks\"");
+  EXPECT_EQ(counts.status, 0) << counts.out << counts.err;
+  EXPECT_NE(counts.out.find("  - counts of block hashes"), std::string::npos) << counts.out;
   const Outcome free = fuzz_changed("free", "len(self.free)}", "None}");
   EXPECT_EQ(free.status, 0) << free.out << free.err;
   EXPECT_NE(free.out.find("  - free blocks: "), std::string::npos) << free.out;

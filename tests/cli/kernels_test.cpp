@@ -113,6 +113,16 @@ TEST(Kernels, MayMapSlotsByTheBlockTableOfTheirStep) {
   EXPECT_NE(wrong.out.find(", slot_mapping"), std::string::npos) << wrong.out;
 }
 
+TEST(Kernels, ThatMapSlotsBehindThePoolAreFoundBeforeAnyWrite) {
+  const Outcome found = replay_kernels(plain("MapsSlotsBehindThePool"));
+  EXPECT_EQ(found.status, 1) << found.out << found.err;
+  EXPECT_NE(found.out.find("r0's token 0): should be 16 but is 1099511627776"), std::string::npos)
+      << found.out;
+  const Outcome raised = replay_kernels(plain("RaisesInMapSlots"));
+  EXPECT_EQ(raised.status, 1) << raised.out << raised.err;
+  EXPECT_NE(raised.out.find("map_slots: ValueError: no slots"), std::string::npos) << raised.out;
+}
+
 // An extraction maps the slots of its hidden states by a table of one block per request.
 TEST(Kernels, DoNotMapSlotsOfRings) {
   const Outcome found =

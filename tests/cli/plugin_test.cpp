@@ -102,6 +102,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Fault{"faulty_old_version", "speaks version 1 of the plugin interface"},
                     Fault{"faulty_other_size", "set struct_bytes"},
                     Fault{"faulty_no_function", "the plugin has no function; give it write"},
+                    Fault{"throwing_in_open", "lockstep_plugin_open: it threw no device"},
                     Fault{"faulty_wrong_queries", "query_dtype 'int8' is not bf16, fp16 or fp32"},
                     Fault{"faulty_refuses_layers", "refuses these layers: only 1 of"}),
     [](const auto& fault) { return std::string(fault.param.plugin); });
@@ -122,6 +123,19 @@ TEST(Plugin, ThatFailsInARunIsAFindingWithItsReason) {
     EXPECT_EQ(outcome.status, 1) << outcome.out;
     EXPECT_NE(outcome.out.find(", memory_check"), std::string::npos) << outcome.out;
     EXPECT_NE(outcome.out.find(says), std::string::npos) << outcome.out;
+  }
+}
+
+TEST(Plugin, ThatCallsExitDoesNotPass) {
+  for (const std::vector<std::string>& command :
+       {std::vector<std::string>{"replay", kSample}, {"fuzz", "--runs", "24", "--seed", "3"}}) {
+    std::vector<std::string> arguments = command;
+    arguments.insert(arguments.end(), {"--backend", plugin_path("exiting_plugin")});
+    const Outcome outcome = run_lockstep(arguments);
+    EXPECT_EQ(outcome.status, 1) << outcome.out;
+    EXPECT_NE(outcome.err.find("a function of the plugin ended the process (exit): no verdict"),
+              std::string::npos)
+        << outcome.err;
   }
 }
 

@@ -142,6 +142,7 @@ class Engine {
     for (const char* feature : {"full",
                                 "mla",
                                 "sliding_window",
+                                "sliding_window_mla",
                                 "chunked_local",
                                 "mamba",
                                 "hidden_state",

@@ -89,6 +89,21 @@ class MapsSlotsOfSixteen(MapsSlots):
         super().map_slots(group, positions, batch_indices, block_table, 16, slot_mapping)
 
 
+class MapsSlotsBehindThePool(MapsSlots):
+    """Has no write: the executor's kernels use its slots."""
+
+    write = None
+
+    def map_slots(self, group, positions, batch_indices, block_table, block_size, slot_mapping):
+        view, count = slot_mapping, slot_mapping.shape[0]
+        view.memory[view.offset : view.offset + 8 * count] = struct.pack("<q", 1 << 40) * count
+
+
+class RaisesInMapSlots(MapsSlots):
+    def map_slots(self, group, positions, batch_indices, block_table, block_size, slot_mapping):
+        raise ValueError("no slots")
+
+
 class SwapsParts(Sound):
     def write_token(self, kv_cache, part, slot, rows, token):
         super().write_token(kv_cache, 1 - part, slot, rows, token)

@@ -88,13 +88,20 @@ class OutsideProject(support.InFolder):
         compiled = {path.name for path in build.rglob("*.o")}
         self.assertLessEqual(len(compiled), 4, compiled)
 
-    def test_a_wrong_range_of_seeds_is_refused(self) -> None:
+    def test_a_wrong_argument_is_refused(self) -> None:
         prefix = self.install()
         lists = self.project / "CMakeLists.txt"
-        lists.write_text(lists.read_text().replace("SEEDS 0:20", "SEEDS some"))
-        done = support.run(CMAKE, "-S", self.project, "-B", self.folder / "build",
-                           f"-DCMAKE_PREFIX_PATH={prefix}", expect=1)  # fmt: skip
-        self.assertIn("SEEDS some; expected first:last", done.stdout)
+        text = lists.read_text()
+        for wrong, says in (
+            ("SEEDS some", "SEEDS some; expected first:last"),
+            ("SEEDS 5:5", "SEEDS 5:5 has no seed"),
+            ("SEEDS 0:20 DECISION x", "unknown argument DECISION;x"),
+            ("SEEDS 0:20 KNOWN", "no value for KNOWN"),
+        ):
+            lists.write_text(text.replace("SEEDS 0:20", wrong))
+            done = support.run(CMAKE, "-S", self.project, "-B", self.folder / "build",
+                               f"-DCMAKE_PREFIX_PATH={prefix}", expect=1)  # fmt: skip
+            self.assertIn(says, " ".join(done.stdout.split()))
 
 
 class PytestProject(support.InFolder):

@@ -28,7 +28,8 @@ TEST(Recorder, WritesKeysDraftsAndOutputsThatComeTooLateAsTheFormatHasThem) {
                {.cache_salt = "s",
                 .lora = {"sql", 3, "/a"},
                 .mm = {{"cat", 0, 2}, {"dog", 2, 1, "audio"}},
-                .embeds = {3, {"01ab", "02"}}});
+                .embeds = {3, {"01ab", "02"}}},
+               {.eos = 0, .stop_token_ids = {6, 8}});
   recorder::Step step;
   step.scheduled = {{.id = "a", .tokens = 4, .is_new = true, .blocks = {{1}}, .spec = {7}}};
   step.running = {"a"};
@@ -48,6 +49,8 @@ TEST(Recorder, WritesKeysDraftsAndOutputsThatComeTooLateAsTheFormatHasThem) {
   EXPECT_TRUE(read->header.has_held_drafts && read->header.has_stale_outputs);
   const RecordedStep& found = read->steps.at(0);
   EXPECT_EQ(found.before.at(0).request.cache_salt, "s");
+  EXPECT_EQ(found.before[0].request.eos_token, 0);
+  EXPECT_EQ(found.before[0].request.stop_token_ids, (std::vector<std::int32_t>{6, 8}));
   RequestKeys keys{.lora = {"sql", 3, "/a"},
                    .mm = {{"cat", 0, 2, "image"}, {"dog", 2, 1, "audio"}}};
   keys.embeds.digest_tokens = 3;

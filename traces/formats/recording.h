@@ -546,8 +546,8 @@ class RecordedSteps {
 
   // All steps, of a recording in memory; empty: they are read one at a time.
   std::span<const RecordedStep> in_memory() const {
-    return recording_ ? std::span<const RecordedStep>(recording_->steps)
-                      : std::span<const RecordedStep>();
+    if (recording_) return recording_->steps;
+    return {};
   }
   // As RecordingReader::next().
   Result<bool> next(RecordedStep& step) {

@@ -140,7 +140,7 @@ void fields(Io& io, FieldsOf<Io, KVCacheSpec>& spec) {
     read_kind(io.object.required("type"), spec);
     if (auto rows = io.object.optional("mla_rows")) read_mla_rows(rows, spec);
   } else {
-    io.out.string("type", is_mla_window(spec.kind) ? kSlidingWindowMla : name_of(spec.kind));
+    io.out.string("type", type_name_of(spec.kind));
   }
   io.required("block_size", spec.block_size, form::Between{1, kBlocksMax});
   if (is_state_kind(spec.kind)) {
@@ -199,6 +199,10 @@ TokensPerState read_tokens_per_state(JsonValue value) {
   const auto read = tokens_per_state_from_json(value.text());
   if (!read) value.refuse(kTokensPerStateExpected);
   return read.value_or(TokensPerState{});
+}
+
+std::string_view type_name_of(CacheKind kind) {
+  return is_mla_window(kind) ? kSlidingWindowMla : name_of(kind);
 }
 
 KVCacheSpec read_kv_cache_spec(JsonValue value) { return row_of_fields<KVCacheSpec>(value); }

@@ -5,6 +5,8 @@
 // reference/plan/limits.h bounds the figures.
 #pragma once
 
+#include <string_view>
+
 #include "base/json_reader.h"
 #include "base/json_writer.h"
 #include "reference/types/kv_cache_spec.h"
@@ -13,6 +15,9 @@ namespace lockstep {
 
 // Block ids have 31 bits.
 inline constexpr std::int64_t kBlocksMax = (std::int64_t{1} << 31) - 1;
+
+// The word of the kind in `type` of a spec.
+std::string_view type_name_of(CacheKind kind);
 
 // Reads {"type":"full","block_size":16,"num_kv_heads":2,...}: keys that the kind needs are
 // required, all others optional. Layers of a model before planning may omit `block_size`, which is

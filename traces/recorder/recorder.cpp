@@ -197,7 +197,7 @@ void Recorder::refuse(const std::string& what) {
 }
 
 void Recorder::add(const std::string& id, const std::vector<std::int32_t>& prompt,
-                   std::int32_t max_tokens, const Keys& keys) {
+                   std::int32_t max_tokens, const Keys& keys, const EndTokens& ends) {
   if (prompt.empty() || max_tokens < 1)
     refuse("request " + id + ": " + std::to_string(prompt.size()) + " prompt tokens, max_tokens " +
            std::to_string(max_tokens) + "; both are at least 1");
@@ -215,7 +215,11 @@ void Recorder::add(const std::string& id, const std::vector<std::int32_t>& promp
   before_ += std::string(before_.empty() ? "" : ",") + "{" + key("add", quoted(id)) + "," +
              key("prompt", "{" + key("tokens", numbers(prompt)) + "}") + "," +
              key("max_tokens", max_tokens) + "," +
-             key("arrival", std::to_string(num_requests_++) + ".0") + keys_json(keys) + "}";
+             key("arrival", std::to_string(num_requests_++) + ".0") + keys_json(keys);
+  if (ends.eos >= 0) before_ += "," + key("eos", ends.eos);
+  if (!ends.stop_token_ids.empty())
+    before_ += "," + key("stop_token_ids", numbers(ends.stop_token_ids));
+  before_ += "}";
 }
 
 void Recorder::leave(const std::string& id) {

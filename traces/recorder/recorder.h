@@ -98,6 +98,13 @@ struct Keys {
   PromptEmbeds embeds = {};
 };
 
+// Tokens that end a request when it samples them. Without any, an audit does not check that a
+// request that ends by "stop" sampled one.
+struct EndTokens {
+  std::int32_t eos = -1;  // -1: none
+  std::vector<std::int32_t> stop_token_ids = {};
+};
+
 // One request of a step.
 struct Scheduled {
   std::string id;
@@ -162,7 +169,7 @@ class Recorder {
   // A request arrives. Refused: an empty prompt, max_tokens below 1, items out of order or past the
   // prompt, a wrong number of digests.
   void add(const std::string& id, const std::vector<std::int32_t>& prompt, std::int32_t max_tokens,
-           const Keys& keys = Keys());
+           const Keys& keys = Keys(), const EndTokens& ends = EndTokens());
   // The client disconnects, or aborts the request.
   void leave(const std::string& id);
   // Writes one step and flushes it. Refused: `blocks` of another number of groups; held drafts or

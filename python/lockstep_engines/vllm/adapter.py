@@ -63,6 +63,8 @@ def _features() -> list[str]:
     found = vllm_engine.kinds() + ["async_scheduling", "priority", "dcp", "pcp", "connector"]
     if vllm_engine.keeps_whole_caches():
         found.append("dcp_sharded")
+    if vllm_engine.replays_windows():
+        found.append("bounded_replay")
     found += [f"spec:{method}" for method in ("ngram", "draft_model", "eagle")]
     found += ["no_chunked_prefill", "no_prefix_caching", "cache_salt", "min_tokens"]
     found += [name for name in ("repetition_detection", "skip_reading_prefix_cache")

@@ -130,6 +130,11 @@ def kinds() -> list[str]:
     return [word for word, name in _KINDS.items() if hasattr(kv, name)] + ["mamba"]
 
 
+def replays_windows() -> bool:
+    """Whether a window can be computed again after a hit, instead of cached."""
+    return "bounded_replay" in _fields_of(getattr(kv, "SlidingWindowMLASpec", kv.KVCacheSpec))
+
+
 def keeps_whole_caches() -> bool:
     """Whether a cache can be replicated on every rank while others are sharded by token."""
     return "dcp_sharded" in _fields_of(kv.FullAttentionSpec)

@@ -376,6 +376,23 @@ TEST(Audit, ARequestThatGoesOnBehindItsEndIsFound) {
   EXPECT_TRUE(audit(recording).empty());
 }
 
+TEST(Audit, AnEndByATokenIsNotCheckedWhereTheRecordingListsNoSuchToken) {
+  Recording recording = shared_prefix();
+  recording.steps[1].stopped = {{"a", "stop"}};
+  const std::string line = "ends by a stop token: some requests list no `eos`, `stop_token_ids`";
+  for (const bool lists : {false, true}) {
+    if (lists) recording.steps[0].before[0].request.stop_token_ids = {100};
+    Auditor auditor(recording.header, AuditScope::whole_recording);
+    for (const RecordedStep& step : recording.steps) auditor.step(step);
+    EXPECT_EQ(std::ranges::count(auditor.not_checked(), line), lists ? 0 : 1);
+    const bool is_found =
+        std::ranges::any_of(auditor.take_findings(), [](const AuditFinding& finding) {
+          return finding.what.find("that it sampled is one") != std::string::npos;
+        });
+    EXPECT_EQ(is_found, lists);
+  }
+}
+
 TEST(Audit, AnEndWhoseReasonIsNotSoIsFound) {
   Recording recording = shared_prefix();
   recording.steps[1].stopped = {{"a", "length"}};

@@ -233,6 +233,18 @@ TEST(ForeignScheduler, ACommandThatEndsIsRefusedWithItsLastWords) {
   EXPECT_NE(opened.error().message.find("no such engine"), std::string::npos);
 }
 
+TEST(ForeignScheduler, AGroupNeedsTheWordOfItsType) {
+  EngineHello hello{.engine = {}, .features = {"sliding_window"}};
+  RecordingHeader header;
+  KVCacheSpec& spec = header.groups.emplace_back().spec;
+  spec.kind = CacheKind::sliding_window_mla;
+  EXPECT_EQ(missing_feature(hello, header), "sliding_window_mla");
+  hello.features.emplace_back("sliding_window_mla");
+  EXPECT_EQ(missing_feature(hello, header), "");
+  spec.bounded_replay = true;
+  EXPECT_EQ(missing_feature(hello, header), "bounded_replay");
+}
+
 TEST(ForeignScheduler, WhatAnEngineLacksIsNamed) {
   const auto engine = engines(paged());
   GeneratorOptions options = cases_of("vllm-0.33.0");
