@@ -255,6 +255,25 @@ TEST(ConfigReader, AnEncoderKeepsNothing) {
   EXPECT_TRUE(model->layers.empty());
 }
 
+TEST(ConfigReader, IsCausalCountsWhereTheModelClassReadsIt) {
+  constexpr std::string_view kKeys = R"(, "num_hidden_layers": 4, "is_causal": false})";
+  for (const auto& [name, type, layers] :
+       {std::tuple{"LlamaForCausalLM", "llama", 0}, std::tuple{"Phi3ForCausalLM", "phi3", 0},
+        std::tuple{"DeepseekV2ForCausalLM", "deepseek_v2", 0},
+        std::tuple{"MixtralForCausalLM", "mixtral", 4}, std::tuple{"OlmoForCausalLM", "olmo", 4}}) {
+    const auto model = model_from_hf_config(
+        fmt::format(R"({{"architectures": ["{}"], "model_type": "{}"{})", name, type, kKeys),
+        "config.json");
+    ASSERT_TRUE(model) << model.error().message;
+    EXPECT_EQ(std::ssize(model->layers), layers) << name;
+    const std::string said = fmt::format("is_causal false: {} does not read it", name);
+    EXPECT_EQ(std::ranges::count(model->assumptions, said), layers == 0 ? 0 : 1) << name;
+  }
+  const std::string reason = refusal_of(fmt::format(
+      R"({{"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next"{})", kKeys));
+  EXPECT_NE(reason.find("is_causal"), std::string::npos) << reason;
+}
+
 TEST(ConfigReader, MambaAttentionAndNothingByAPattern) {
   const LayerSpecs layers = layers_of(R"({"architectures": ["NemotronHForCausalLM"],
       "model_type": "nemotron_h", "hybrid_override_pattern": "M-*E"})");
