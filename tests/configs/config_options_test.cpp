@@ -217,8 +217,8 @@ TEST(ConfigOptions, RanksThatTheEngineRefusesAreRefused) {
       config_of(R"("architectures": ["Mamba2ForCausalLM"], "model_type": "mamba2", "n_groups": 8)");
   const std::string windowed = config_of(
       R"("architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_hidden_layers": 28,
-         "num_attention_heads": 16, "hidden_size": 1024, "use_sliding_window": true,
-         "sliding_window": 4096, "max_window_layers": 14)");
+         "num_attention_heads": 16, "num_key_value_heads": 8, "hidden_size": 1024,
+         "use_sliding_window": true, "sliding_window": 4096, "max_window_layers": 14)");
   for (const auto& [config, options, reason] : {
            std::tuple{kQwen2, Options{.tp = 8},
                       "--tp 8: it does not divide num_attention_heads 28"},

@@ -274,6 +274,23 @@ TEST(ConfigReader, IsCausalCountsWhereTheModelClassReadsIt) {
   EXPECT_NE(reason.find("is_causal"), std::string::npos) << reason;
 }
 
+// transformers, Qwen2MoeConfig: without a window in layers 0, 2, ... no layer has one.
+TEST(ConfigReader, Qwen2MoesWindowsAreInEvenLayers) {
+  for (const auto& [before, tokens] : {std::pair{0, 0}, std::pair{1, 512}}) {
+    const LayerSpecs layers = layers_of(fmt::format(
+        R"({{"architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe", "sliding_window":
+            512, "use_sliding_window": true, "num_hidden_layers": 1, "max_window_layers": {}}})",
+        before));
+    EXPECT_EQ(layers.at(0).spec.sliding_window, tokens) << before;
+  }
+}
+
+TEST(ConfigReader, QueryHeadsThatKvHeadsDoNotDivideAreRefused) {
+  const std::string reason = refusal_of(R"({"architectures": ["Qwen2MoeForCausalLM"],
+      "model_type": "qwen2_moe", "num_attention_heads": 2, "num_key_value_heads": 4})");
+  EXPECT_NE(reason.find("num_attention_heads 2 is not divisible"), std::string::npos) << reason;
+}
+
 TEST(ConfigReader, MambaAttentionAndNothingByAPattern) {
   const LayerSpecs layers = layers_of(R"({"architectures": ["NemotronHForCausalLM"],
       "model_type": "nemotron_h", "hybrid_override_pattern": "M-*E"})");
