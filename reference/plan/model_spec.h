@@ -41,7 +41,7 @@ struct StateFigures {
   std::int64_t num_k_heads = 0;
   std::int64_t head_k_dim = 0;
   std::int64_t intermediate_size = 0;  // channels of mamba1, mamba2 and short_conv
-  std::int64_t n_groups = 0;           // mamba2
+  std::int64_t n_groups = 0;           // mamba2; groups of linear_attention's norm, 0: unknown
   std::int64_t state_size = 0;         // mamba1, mamba2
   std::int64_t conv_kernel = 0;
   bool operator==(const StateFigures&) const = default;
