@@ -74,6 +74,7 @@ struct ModelSpec {
   std::string name;
   DType dtype = DType::bf16;
   std::int64_t max_model_len = 32768;
+  std::int64_t max_model_len_limit = 0;  // of --max-model-len, by the config.json; 0: unknown
   std::int64_t mamba_chunk_size = 256;
   std::int64_t mtp_modules = 1;          // num_nextn_predict_layers
   std::int64_t num_hidden_layers = 0;    // 0: up to the last layer with a cache

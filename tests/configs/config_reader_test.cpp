@@ -218,11 +218,14 @@ TEST(ConfigReader, RopeScalingExtendsTheLongestRequest) {
     const auto model = model_from_hf_config(llama_with(keys), "config.json");
     ASSERT_TRUE(model) << model.error().message;
     EXPECT_EQ(model->max_model_len, tokens) << keys;
+    EXPECT_EQ(model->max_model_len_limit,
+              std::string_view(keys).find("longrope") == std::string_view::npos ? tokens : 131072);
   }
   const auto unknown = model_from_hf_config(
       R"({"architectures": ["MambaForCausalLM"], "model_type": "mamba"})", "config.json");
   ASSERT_TRUE(unknown) << unknown.error().message;
   EXPECT_EQ(unknown->max_model_len, 2048);
+  EXPECT_EQ(unknown->max_model_len_limit, 0);
   EXPECT_NE(unknown->assumptions.back().find("2048 tokens"), std::string::npos);
 }
 

@@ -290,12 +290,14 @@ std::int64_t longest(ConfigReading& reading) {
   if (rope) ropes = rope->nested_parts();
   if (rope && ropes.empty()) ropes.push_back(*rope);
   const auto original = reading.text.number("original_max_position_embeddings");
+  const auto derived = static_cast<std::int64_t>(
+      static_cast<double>(shortest.value_or(kUnknownLength)) * length_factor(reading, ropes));
+  if (shortest) reading.model().max_model_len_limit = derived;
   if (original && std::ranges::any_of(ropes, [](ConfigPart part) {
         return rope_type(part) == "longrope" || rope_type(part) == "su";
       }))
     return *original;
-  return static_cast<std::int64_t>(static_cast<double>(shortest.value_or(kUnknownLength)) *
-                                   length_factor(reading, ropes));
+  return derived;
 }
 
 std::string in_lower_case(std::string text) {
