@@ -127,6 +127,12 @@ std::vector<std::string> plan_warnings(const LayoutArguments& a, const ModelSpec
   if (drafts > 0 && options.num_spec > 0 && !options.has_drafter)
     warnings.push_back(fmt::format("the draft model's layers are left out: {} of {} layers", drafts,
                                    model.layers.size()));
+  // vllm/config/model.py, _get_and_verify_max_len().
+  if (model.max_model_len_limit > 0 && options.max_model_len > model.max_model_len_limit)
+    warnings.push_back(
+        fmt::format("--max-model-len {}: vLLM refuses more than the model's {} tokens, unless "
+                    "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1",
+                    options.max_model_len, model.max_model_len_limit));
   if (options.max_model_len <= hit_step_tokens)
     warnings.push_back(
         unfilled_block_text(hit_step_tokens, options.max_model_len, "max_model_len"));

@@ -85,6 +85,7 @@ std::vector<StateTensorSpec> state_tensors(const StateFigures& f, const PlanOpti
       return {{{kept, channels(f.intermediate_size)}, conv},
               {{channels(f.intermediate_size), f.state_size}, ssm}};
     case StateFamily::linear_attention:
+      cut.evenly(f.n_groups, "norm groups (group_norm_size)");
       return {{{heads(), f.head_dim, f.head_dim}, conv}};
     case StateFamily::short_conv:
       return {{{kept_by_newer, channels(f.intermediate_size)}, conv}};
@@ -152,8 +153,15 @@ Result<void> check_stages(const ModelSpec& model, const PlanOptions& options) {
       options.pp, *model.first_shared_layer);
 }
 
-// Formats of K and V that only FlashInfer reads (flashinfer.py, supports_combination()).
-Result<void> check_nvfp4(const ModelSpec& model, const PlanOptions& options) {
+// Formats of K and V that FlashAttention lacks, which alone reads them in two sizes (flash_attn.py,
+// FlashAttentionImpl), and that only FlashInfer reads (flashinfer.py, supports_combination()).
+Result<void> check_pairs(const ModelSpec& model, const PlanOptions& options) {
+  for (const LayerKind& kind : model.kinds)
+    if (options.kv_dtype == DType::fp8_e5m2 && keeps_pairs(kind.spec) && !kind.has_own_dtype &&
+        head_size_v(kind.spec) != kind.spec.head_size)
+      return fail(
+          "--kv-dtype fp8_e5m2: no backend reads it in K and V of {} and {} elements; use fp8",
+          kind.spec.head_size, head_size_v(kind.spec));
   if (options.kv_quant_mode != KVQuantMode::nvfp4) return {};
   for (const LayerKind& kind : model.kinds)
     if (keeps_pairs(kind.spec) && !kind.has_own_dtype &&
@@ -204,7 +212,7 @@ Result<void> take_model(const ModelSpec& model, PlanOptions& options) {
   options.num_hidden_layers = model.num_hidden_layers;
   LS_RETURN_IF_ERROR(check_ranks(model, options));
   LS_RETURN_IF_ERROR(check_stages(model, options));
-  LS_RETURN_IF_ERROR(check_nvfp4(model, options));
+  LS_RETURN_IF_ERROR(check_pairs(model, options));
   const bool is_quantized =
       itemsize_bytes(options.kv_dtype) == 1 || options.kv_quant_mode != KVQuantMode::none;
   const bool has_latents = std::ranges::any_of(model.kinds, [](const LayerKind& kind) {

@@ -41,7 +41,7 @@ struct StateFigures {
   std::int64_t num_k_heads = 0;
   std::int64_t head_k_dim = 0;
   std::int64_t intermediate_size = 0;  // channels of mamba1, mamba2 and short_conv
-  std::int64_t n_groups = 0;           // mamba2
+  std::int64_t n_groups = 0;           // mamba2; groups of linear_attention's norm, 0: unknown
   std::int64_t state_size = 0;         // mamba1, mamba2
   std::int64_t conv_kernel = 0;
   bool operator==(const StateFigures&) const = default;
@@ -74,6 +74,7 @@ struct ModelSpec {
   std::string name;
   DType dtype = DType::bf16;
   std::int64_t max_model_len = 32768;
+  std::int64_t max_model_len_limit = 0;  // of --max-model-len, by the config.json; 0: unknown
   std::int64_t mamba_chunk_size = 256;
   std::int64_t mtp_modules = 1;          // num_nextn_predict_layers
   std::int64_t num_hidden_layers = 0;    // 0: up to the last layer with a cache

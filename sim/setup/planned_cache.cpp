@@ -161,6 +161,19 @@ Result<KVCacheConfig> plan_tensors(RunSpec& run, const CacheWishes& wishes, cons
   run.engine.block_size = static_cast<std::int32_t>(plan.aligned.block_size);
   run.engine.mamba_block_size =
       static_cast<std::int32_t>(plan.aligned.mamba_block_size.value_or(0));
+  // Prefills that end at whole blocks need a whole block per step (vllm/config/vllm.py of 0.22.1).
+  const bool ends_at_blocks = options.mamba_cache_mode == MambaCacheMode::align &&
+                              find_engine_profile(run.engine.engine)->state_chunks <=
+                                  StateChunks::whole_blocks_and_shared_prefixes;
+  std::int32_t longest = run.engine.max_num_batched_tokens;
+  if (const auto threshold = run.engine.long_prefill_token_threshold; threshold > 0)
+    longest = std::min(longest, threshold);
+  if (ends_at_blocks && longest < run.engine.mamba_block_size)
+    return fail(
+        "--max-num-batched-tokens or --long-prefill-token-threshold {}: prefills of {} end at "
+        "whole "
+        "blocks of {} tokens in mode align; use at least that",
+        longest, run.engine.engine, run.engine.mamba_block_size);
   LS_ASSIGN_OR_RETURN(auto whole, of_whole_model(plan.workers.front(), model, layers, options));
   keep_layers(run, whole, chosen);
   return whole;
@@ -271,6 +284,9 @@ Result<KVCacheConfig> plan_model(RunSpec& run, const CacheWishes& wishes,
   if (!model.kv_cache_dtype.empty())
     chosen.push_back(fmt::format("cache dtype {}, from --dtype; the checkpoint asks for {}",
                                  run.recipe.dtype, model.kv_cache_dtype));
+  if (overlays_memory(run) && wishes.says_cache_mode &&
+      engine.mamba_cache_mode == MambaCacheMode::all)
+    return fail("--mamba-cache-mode all was removed; use align");
   PlanOptions options;
   options.backend = run.attention_backend;
   const ElementType type = *element_type_from_name(run.recipe.dtype);

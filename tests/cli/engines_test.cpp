@@ -203,6 +203,9 @@ TEST(DiffEngines, OfAConfigPlansInTheCheckpointsFormatAndPrintsWhatItAssumes) {
       << outcome.out;
   const Outcome named = run_lockstep({"diff-engines", "--model", path, "--dtype", "bf16"});
   EXPECT_NE(named.out.find("327,680"), std::string::npos) << named.out;
+  const Outcome longer = run_lockstep({"layout", "--model", path, "--max-model-len", "131073"});
+  EXPECT_NE(longer.out.find("more than the model's 131072 tokens"), std::string::npos)
+      << longer.out;
 }
 
 TEST(DiffEngines, OfAnEngineWithItselfFindsNothing) {

@@ -420,7 +420,7 @@ TEST(Replay, OfAModelIsAsItsReleaseServesIt) {
             (Json{{"value", false}, {"default", true}, {"said_by", "command line"}}));
   EXPECT_EQ(told.at("prefill_checkpoint_alignment"),
             (Json{{"value", 0}, {"default", 1088}, {"said_by", "command line"}}));
-  const Json older = serving({"--engine", "vllm-0.22.1"});
+  const Json older = serving({"--engine", "vllm-0.22.1", "--max-num-batched-tokens", "2048"});
   EXPECT_EQ(older.at("prefix_cache_retention_interval").at("value"), -1);
   EXPECT_EQ(older.at("prefill_checkpoint_alignment").at("value"), 0);
 }

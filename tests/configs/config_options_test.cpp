@@ -177,6 +177,17 @@ TEST(ConfigOptions, LatentRowsHaveNoOtherQuantizedFormat) {
     EXPECT_NE(plan_of(kKimiK2, options).find("no backend keeps latent rows"), std::string::npos);
 }
 
+TEST(ConfigOptions, OnlyFlashAttentionReadsKAndVOfTwoSizes) {
+  const std::string config = config_of(
+      R"("architectures": ["MiMoV2FlashForCausalLM"], "model_type": "mimo_v2_flash",
+         "num_hidden_layers": 1, "num_attention_heads": 64, "num_key_value_heads": 4,
+         "head_dim": 192, "v_head_dim": 128, "swa_num_key_value_heads": 8, "swa_head_dim": 192,
+         "swa_v_head_dim": 128, "hidden_size": 4096, "hybrid_layer_pattern": [0])");
+  EXPECT_NE(plan_of(config, {.kv_dtype = DType::fp8_e4m3}).find("tokens"), std::string::npos);
+  const std::string refusal = plan_of(config, {.kv_dtype = DType::fp8_e5m2});
+  EXPECT_NE(refusal.find("of 192 and 128 elements"), std::string::npos) << refusal;
+}
+
 // FlashAttention 4 reads 64 tokens at a time from heads of 512 in fp8.
 TEST(ConfigOptions, HeadsOf512InFp8HaveBlocksOf64) {
   const std::string config = gemma4(
@@ -217,8 +228,11 @@ TEST(ConfigOptions, RanksThatTheEngineRefusesAreRefused) {
       config_of(R"("architectures": ["Mamba2ForCausalLM"], "model_type": "mamba2", "n_groups": 8)");
   const std::string windowed = config_of(
       R"("architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_hidden_layers": 28,
-         "num_attention_heads": 16, "hidden_size": 1024, "use_sliding_window": true,
-         "sliding_window": 4096, "max_window_layers": 14)");
+         "num_attention_heads": 16, "num_key_value_heads": 8, "hidden_size": 1024,
+         "use_sliding_window": true, "sliding_window": 4096, "max_window_layers": 14)");
+  const std::string bailing = config_of(
+      R"("architectures": ["BailingMoeV2_5ForCausalLM"], "model_type": "bailing_hybrid",
+         "group_norm_size": 4)");
   for (const auto& [config, options, reason] : {
            std::tuple{kQwen2, Options{.tp = 8},
                       "--tp 8: it does not divide num_attention_heads 28"},
@@ -226,6 +240,7 @@ TEST(ConfigOptions, RanksThatTheEngineRefusesAreRefused) {
            std::tuple{kQwen2, Options{.tp = 4, .dcp = 2}, "--dcp 2: num_key_value_heads 4"},
            std::tuple{kQwen2, Options{.tp = 28, .dcp = 14}, "allow at most 7"},
            std::tuple{mamba, Options{.tp = 16}, "8 n_groups cannot be cut over tp 16"},
+           std::tuple{bailing, Options{.tp = 8}, "4 norm groups (group_norm_size) cannot be cut"},
            std::tuple{mamba, Options{.pp = 2}, "no pipeline parallelism for this model"},
            std::tuple{kDeepseekV32, Options{.tp = 8, .dcp = 2}, "needs a cache in fp8"},
            std::tuple{windowed, Options{}, "with windows in all layers or in none"},
@@ -235,6 +250,7 @@ TEST(ConfigOptions, RanksThatTheEngineRefusesAreRefused) {
   }
   EXPECT_NE(plan_of(kQwen2, {.tp = 28, .dcp = 7}).find("tokens"), std::string::npos);
   EXPECT_NE(plan_of(kKimiK2, {.tp = 8, .dcp = 8}).find("tokens"), std::string::npos);
+  EXPECT_NE(plan_of(bailing, {.tp = 4}).find("tokens"), std::string::npos);
 }
 
 TEST(ConfigOptions, DraftsAddTheMtpLayers) {

@@ -218,11 +218,14 @@ TEST(ConfigReader, RopeScalingExtendsTheLongestRequest) {
     const auto model = model_from_hf_config(llama_with(keys), "config.json");
     ASSERT_TRUE(model) << model.error().message;
     EXPECT_EQ(model->max_model_len, tokens) << keys;
+    EXPECT_EQ(model->max_model_len_limit,
+              std::string_view(keys).find("longrope") == std::string_view::npos ? tokens : 131072);
   }
   const auto unknown = model_from_hf_config(
       R"({"architectures": ["MambaForCausalLM"], "model_type": "mamba"})", "config.json");
   ASSERT_TRUE(unknown) << unknown.error().message;
   EXPECT_EQ(unknown->max_model_len, 2048);
+  EXPECT_EQ(unknown->max_model_len_limit, 0);
   EXPECT_NE(unknown->assumptions.back().find("2048 tokens"), std::string::npos);
 }
 
@@ -253,6 +256,42 @@ TEST(ConfigReader, AnEncoderKeepsNothing) {
       R"({"architectures": ["BertModel"], "model_type": "bert"})", "config.json");
   ASSERT_TRUE(model) << model.error().message;
   EXPECT_TRUE(model->layers.empty());
+}
+
+TEST(ConfigReader, IsCausalCountsWhereTheModelClassReadsIt) {
+  constexpr std::string_view kKeys = R"(, "num_hidden_layers": 4, "is_causal": false})";
+  for (const auto& [name, type, layers] :
+       {std::tuple{"LlamaForCausalLM", "llama", 0}, std::tuple{"Phi3ForCausalLM", "phi3", 0},
+        std::tuple{"DeepseekV2ForCausalLM", "deepseek_v2", 0},
+        std::tuple{"MixtralForCausalLM", "mixtral", 4}, std::tuple{"OlmoForCausalLM", "olmo", 4}}) {
+    const auto model = model_from_hf_config(
+        fmt::format(R"({{"architectures": ["{}"], "model_type": "{}"{})", name, type, kKeys),
+        "config.json");
+    ASSERT_TRUE(model) << model.error().message;
+    EXPECT_EQ(std::ssize(model->layers), layers) << name;
+    const std::string said = fmt::format("is_causal false: {} does not read it", name);
+    EXPECT_EQ(std::ranges::count(model->assumptions, said), layers == 0 ? 0 : 1) << name;
+  }
+  const std::string reason = refusal_of(fmt::format(
+      R"({{"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next"{})", kKeys));
+  EXPECT_NE(reason.find("is_causal"), std::string::npos) << reason;
+}
+
+// transformers, Qwen2MoeConfig: without a window in layers 0, 2, ... no layer has one.
+TEST(ConfigReader, Qwen2MoesWindowsAreInEvenLayers) {
+  for (const auto& [before, tokens] : {std::pair{0, 0}, std::pair{1, 512}}) {
+    const LayerSpecs layers = layers_of(fmt::format(
+        R"({{"architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe", "sliding_window":
+            512, "use_sliding_window": true, "num_hidden_layers": 1, "max_window_layers": {}}})",
+        before));
+    EXPECT_EQ(layers.at(0).spec.sliding_window, tokens) << before;
+  }
+}
+
+TEST(ConfigReader, QueryHeadsThatKvHeadsDoNotDivideAreRefused) {
+  const std::string reason = refusal_of(R"({"architectures": ["Qwen2MoeForCausalLM"],
+      "model_type": "qwen2_moe", "num_attention_heads": 2, "num_key_value_heads": 4})");
+  EXPECT_NE(reason.find("num_attention_heads 2 is not divisible"), std::string::npos) << reason;
 }
 
 TEST(ConfigReader, MambaAttentionAndNothingByAPattern) {

@@ -42,7 +42,6 @@ void refuse_layers(ConfigReading& reading, std::string_view reason) {
 // Reads windows in the order of precedence of the model classes: per-layer `sliding_windows`, then
 // layer_types with the common window, then the window of the whole model.
 void decoder_layers(ConfigReading& reading, const DecoderTraits& traits) {
-  if (!reading.is_causal()) return;  // an encoder
   const std::int64_t count = reading.num_layers(), heads = reading.kv_heads();
   const std::int64_t size = reading.head_size(traits.reads_head_dim);
   const std::vector<std::string>& types = reading.layer_types();

@@ -73,8 +73,8 @@ constexpr std::pair<std::string_view, LayerRule> kRules[] = {
 
 // The table: each line reads RULE: ARCHITECTURE ..., with RULE a name of kRules, pooling_ before it
 // for pooling models, or text=ARCHITECTURE (empty: the architecture that the text part's
-// configuration states). The last line, without_pp, lists classes of earlier lines without
-// SupportsPP.
+// configuration states). The last lines list classes of earlier lines: without_pp those without
+// SupportsPP, reads_is_causal those whose attention follows that key.
 constexpr std::string_view kTable =
 #include "traces/configs/architectures.inc"
     ;
@@ -104,12 +104,14 @@ const Architecture* find_architecture(std::string_view name) {
   static const auto table = [] {
     std::map<std::string_view, Architecture> architectures;
     Architecture current;
-    bool without_pp = false;
+    bool Architecture::*listed = nullptr;
     for (const std::string_view word : words_of(kTable)) {
-      if (without_pp)
-        architectures[word].supports_pp = false;
-      else if (word == "without_pp:")
-        without_pp = true;
+      if (word == "without_pp:")
+        listed = &Architecture::supports_pp;
+      else if (word == "reads_is_causal:")
+        listed = &Architecture::reads_is_causal;
+      else if (listed != nullptr)
+        architectures[word].*listed = !(Architecture{}.*listed);
       else if (word.ends_with(':'))
         current = listed_rule(word.substr(0, word.size() - 1));
       else
@@ -288,12 +290,14 @@ std::int64_t longest(ConfigReading& reading) {
   if (rope) ropes = rope->nested_parts();
   if (rope && ropes.empty()) ropes.push_back(*rope);
   const auto original = reading.text.number("original_max_position_embeddings");
+  const auto derived = static_cast<std::int64_t>(
+      static_cast<double>(shortest.value_or(kUnknownLength)) * length_factor(reading, ropes));
+  if (shortest) reading.model().max_model_len_limit = derived;
   if (original && std::ranges::any_of(ropes, [](ConfigPart part) {
         return rope_type(part) == "longrope" || rope_type(part) == "su";
       }))
     return *original;
-  return static_cast<std::int64_t>(static_cast<double>(shortest.value_or(kUnknownLength)) *
-                                   length_factor(reading, ropes));
+  return derived;
 }
 
 std::string in_lower_case(std::string text) {
@@ -403,6 +407,25 @@ void add_draft_layers(ConfigReading& reading) {
     }
 }
 
+bool has_states(const ModelSpec& model) {
+  return std::ranges::any_of(model.kinds,
+                             [](const LayerKind& kind) { return is_state_kind(kind.spec.kind); });
+}
+
+// Drops the layers of a class that follows `is_causal: false` (llama.py, deepseek_v2.py). Refused:
+// hybrids, whose pages change, and AXK1, which expands its keys (config/model.py, use_mla).
+void drop_bidirectional(ConfigReading& reading, bool reads_is_causal) {
+  if (reading.is_causal()) return;
+  const std::string& name = reading.architecture;
+  ModelSpec& model = reading.model();
+  if (!reads_is_causal)
+    return reading.assume(fmt::format("is_causal false: {} does not read it", name));
+  if (has_states(model) || name == "AXK1ForCausalLM")
+    return refuse_layers(reading, "is_causal: false leaves caches that are not derived");
+  model.layers.clear();
+  model.kinds.clear();
+}
+
 // Fills reading.model() by the rule of architecture `name`, then refuses unread keys. An unknown
 // causal decoder is read by its layer_types, which the assumptions state; any other unknown
 // architecture is refused, because its class may keep caches of its own.
@@ -425,6 +448,7 @@ void read_layers(ConfigReading& reading, const std::string& name) {
                     name.empty() ? "(none)" : name));
     decoder_layers(reading, {});
   }
+  drop_bidirectional(reading, rule != nullptr && rule->reads_is_causal);
   // An encoder keeps nothing, so none of its keys can shape a cache.
   if (model.layers.empty()) return;
   model.kv_cache_dtype = cache_scheme(reading);
@@ -434,8 +458,7 @@ void read_layers(ConfigReading& reading, const std::string& name) {
   add_draft_layers(reading);
   // config/model.py, get_mamba_chunk_size(); 2048 where the model has no chunks, as in Mamba 1.
   const auto chunk = reading.text.number("mamba_chunk_size");  // also in files without states
-  if (std::ranges::any_of(model.kinds,
-                          [](const LayerKind& kind) { return is_state_kind(kind.spec.kind); }))
+  if (has_states(model))
     model.mamba_chunk_size = chunk.value_or(reading.text.number("chunk_size", 2048));
   refuse_unread(reading.text, false);
   if (reading.has_text_part) refuse_unread(reading.whole, true);

@@ -37,6 +37,7 @@ struct Architecture {
   // True if it serves as a pooling model, for which vLLM prefers fp16.
   bool is_pooling = false;
   bool supports_pp = true;
+  bool reads_is_causal = false;  // true if attention keeps nothing under `is_causal: false`
 };
 // Looks up a registered name ("LlamaForCausalLM"); nullptr: the table does not have it.
 const Architecture* find_architecture(std::string_view name);

@@ -326,7 +326,15 @@ void ConfigReading::add(std::int64_t index, const LayerKind& kind) {
 std::int64_t ConfigReading::kv_heads() {
   for (const std::string_view key : {"n_head_kv", "num_kv_heads", "num_key_value_heads",
                                      "multi_query_group_num", "num_attention_groups"})
-    if (const auto found = text.number(key)) return std::max<std::int64_t>(*found, 1);
+    if (const auto found = text.number(key)) {
+      const std::int64_t kv = std::max<std::int64_t>(*found, 1);
+      // model_executor/layers/attention/attention.py. Layers with their own heads may differ.
+      const std::int64_t queries = text.number("num_attention_heads", 0);
+      if (queries % kv != 0 && !text.has("per_layer_config"))
+        text.refuse(
+            fmt::format("num_attention_heads {} is not divisible by {} {}", queries, key, kv));
+      return kv;
+    }
   return heads();
 }
 
@@ -380,7 +388,7 @@ const std::vector<std::string>& ConfigReading::layer_types() {
 //
 // A pattern that ends in "!" makes the last layer full (Gemma 4). no_rope_layers turns
 // the pattern of Llama 4 into one type per layer. Qwen2's single F becomes a window from layer
-// max_window_layers on, if windows are switched on.
+// max_window_layers on, if windows are switched on; Qwen2Moe's at even layers before that.
 std::vector<std::string> ConfigReading::derived_types() {
   const ConfigClass* known = text.config_class();
   if (known == nullptr) return {};
@@ -407,7 +415,8 @@ std::vector<std::string> ConfigReading::derived_types() {
     std::string type = type_of(pattern[static_cast<std::size_t>(i) % pattern.size()]);
     if (pattern.front() == 'C' && static_cast<std::size_t>(i) < chunked.size())
       type = type_of(chunked[static_cast<std::size_t>(i)] != 0 ? 'C' : 'F');
-    if (is_switched && window() > 0 && i >= behind) type = type_of('S');
+    const bool is_window = text.type() == "qwen2_moe" ? i % 2 == 0 && i < behind : i >= behind;
+    if (is_switched && window() > 0 && is_window) type = type_of('S');
     if (last_is_full && i == count - 1) type = type_of('F');
     types.push_back(std::move(type));
   }

@@ -163,7 +163,7 @@ class ConfigReading {
   // The window of layers for which the model class passes none: that of the whole model, unless
   // layer types mix. 0: none.
   std::int64_t model_window();
-  // False: an encoder, which keeps no cache.
+  // False: attention in both directions, which keeps no cache where the model class reads the key.
   bool is_causal();
   // True if vLLM serves the text part with MLA (transformers_utils/model_arch_config_convertor.py,
   // is_deepseek_mla()): a known model_type with kv_lora_rank.
@@ -205,8 +205,8 @@ struct DecoderTraits {
   bool refuses_mixes = false;      // vLLM refuses windows in some layers
   bool keeps_model_window = true;  // layers without their own window take the whole model's
 };
-// Adds rows of K and V for each layer, windows by layer_types or for the whole model. Encoders get
-// none. Refuses layer types other than full and sliding attention.
+// Adds rows of K and V for each layer, windows by layer_types or for the whole model. Refuses layer
+// types other than full and sliding attention.
 void decoder_layers(ConfigReading& reading, const DecoderTraits& traits);
 
 // Refuses the file for `reason`, which names the key, and names the way out: a model file written

@@ -157,6 +157,7 @@ void bailing_layers(ConfigReading& reading) {
   text.words("layer_types");
   LayerKind states = ConfigReading::states(
       "linear", {.family = StateFamily::linear_attention, .num_heads = heads, .head_dim = rope});
+  if (!has_kda) states.states.n_groups = text.number("group_norm_size", 1);
   if (has_kda) states = kda_states(heads, rope, text.number("short_conv_kernel_size", 4));
   const std::int64_t count = reading.num_layers();
   for (std::int64_t i = 0; i < count; ++i) {

@@ -109,6 +109,9 @@ void state_fields(Io& io, FieldsOf<Io, LayerKind>& kind) {
          form::Between{1, kChannelsMax});
   figure(mamba, "state_size", figures.state_size, kStateDim);
   figure(family == StateFamily::mamba2, "n_groups", figures.n_groups, kHeads);
+  // Of its norm.
+  if (Io::kReads && family == StateFamily::linear_attention)
+    io.optional("n_groups", figures.n_groups, kHeads);
   figure(family != StateFamily::linear_attention, "conv_kernel", figures.conv_kernel, kStateDim);
   io.optional("conv_dtype", kind.conv_dtype, kDType);
   io.optional("ssm_dtype", kind.ssm_dtype, kDType);
