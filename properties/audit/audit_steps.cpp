@@ -272,8 +272,10 @@ std::optional<AuditRow> AuditSteps::make_row(const RecordedStep& step,
   if (row.num_spec >= scheduled.tokens) {
     request.is_unpredictable = true;
     findings.report(AuditRule::scheduled_tokens, request.name,
-                    fmt::format("{} drafts are to be verified in a step of {} tokens", row.num_spec,
-                                scheduled.tokens));
+                    scheduled.tokens == 0
+                        ? "its row schedules 0 tokens"
+                        : fmt::format("{} drafts are to be verified in a step of {} tokens",
+                                      row.num_spec, scheduled.tokens));
     return {};
   }
   const auto known = static_cast<std::int32_t>(request.tokens.size());

@@ -230,7 +230,9 @@ std::string step_text(const SavedCase& saved, const ExplainedStep& step) {
   for (const std::string& name : step.gone) say(name + " is aborted: its client disconnected.");
   for (const std::string& sentence : answers_told(step.recorded)) say(sentence);
   for (const std::string& name : step.recorded.preempted)
-    say(name + " is preempted: its blocks are freed, and it will compute all of it again.");
+    say(name + (std::ranges::count(step.recorded.running, name) > 0
+                    ? "'s table is sent again: the prefix cache has replaced blocks in it."
+                    : " is preempted: its blocks are freed, and it will compute all of it again."));
   for (const RecordedScheduled& scheduled : step.recorded.scheduled)
     say(scheduled_text(saved, step.recorded, scheduled));
   if (step.recorded.scheduled.empty()) say("Nothing is scheduled.");

@@ -68,6 +68,8 @@ Judged judge_case(const FuzzOptions& options, std::uint64_t seed, const CaseGene
   if (has_kernels || options.decisions) judging.summary = &summary;
   Judged judged{.outcome = judge(saved, judging), .left_out = {}, .known = {}, .seed = seed};
   judged.left_out = has_kernels ? summary.not_checked : summary.unreported;
+  if (judging.summary != nullptr && summary.request_steps == 0)
+    judged.left_out.emplace_back("no request was scheduled");
   // Identifying a finding judges the case again, with repairs; those runs must not add marks.
   judging.marks = nullptr;
   judging.summary = nullptr;

@@ -128,8 +128,7 @@ struct FuzzReport {
   Tally tally;
   std::map<std::string, KnownCases> known;     // by finding, or by the user's id
   std::map<std::string, KnownCases> refusals;  // by reason, numbers replaced
-  // With a user's kernels: what agreeing cases did not check, by the lines of
-  // RunSummary::not_checked.
+  // What agreeing cases did not check: with a user's kernels, the lines of RunSummary::not_checked.
   std::map<std::string, KnownCases> left_out;
   std::vector<FuzzFailure> failures;  // ascending by seed
   StateHash state_hash;               // sum over all cases, so their order does not matter

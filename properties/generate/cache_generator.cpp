@@ -270,8 +270,14 @@ void draw_pool(Draw& draw, std::vector<KVCacheGroupSpec> groups, SavedCase& save
   saved.layout = choices.one_of({CacheLayout::NHD, CacheLayout::HND});
   std::int64_t need = planned_blocks_of_request(saved.engine, groups);
   // The pool is divided among the kinds. Each part must hold one request, and each request needs up
-  // to four states.
-  if (draw.options.one_pool_per_kind) need = 2 * need + 8 * saved.engine.max_num_seqs;
+  // to four states. With a step in flight nothing is retracted: SGLang drops the pending token of a
+  // retracted request, and the run would expect it.
+  if (draw.options.one_pool_per_kind && (groups.size() > 1 || saved.engine.async_scheduling)) {
+    const bool has_states = std::ranges::any_of(
+        groups, [](const KVCacheGroupSpec& group) { return is_state_kind(group.spec.kind); });
+    const std::int64_t more = saved.engine.async_scheduling ? 8 : has_states ? 4 : 0;
+    need = 2 * need + more * saved.engine.max_num_seqs;
+  }
   const bool packed = groups.front().layers_per_page > 1;
   // With HND the heads of a packed layer are apart, and the backend cannot address them.
   if (packed) saved.layout = CacheLayout::NHD;

@@ -32,6 +32,9 @@ void draw_engine(Draw& draw, EngineConfig& engine) {
       engine.block_size + choices.between(1, blocks_max * engine.block_size));
   // One request then needs exactly one block, besides the null block.
   if (draw.has(Feature::two_block_pool)) engine.max_model_len = engine.block_size;
+  // SGLang refuses prompts that are not several tokens shorter: managers/scheduler.py,
+  // max_req_input_len.
+  if (draw.options.one_pool_per_kind) engine.max_model_len += 8;
   engine.max_num_seqs = static_cast<std::int32_t>(choices.between(1, 5));
   engine.enable_prefix_caching =
       draw.has(Feature::prefix_caching) || draw.as_served(Feature::prefix_caching);

@@ -455,12 +455,17 @@ void TallyCounter::count_scheduled(const RecordedStep& step) {
   }
 }
 
-// A storm preempts several requests at once and leaves at most one.
+// A storm preempts several requests at once and leaves at most one. A request that is still running
+// has only a new table: docs/engines.md, SGLang.
 void TallyCounter::count_preempted(const RecordedStep& step) {
-  tally_.count(Reached::preemption, std::ssize(step.preempted));
-  if (step.preempted.size() > 1 && step.running.size() <= 1)
-    tally_.count(Reached::preemption_storm);
-  for (const std::string& name : step.preempted) requests_[name].place = Place::preempted;
+  std::int64_t num_preempted = 0;
+  for (const std::string& name : step.preempted) {
+    if (std::ranges::count(step.running, name) > 0) continue;
+    ++num_preempted;
+    requests_[name].place = Place::preempted;
+  }
+  tally_.count(Reached::preemption, num_preempted);
+  if (num_preempted > 1 && step.running.size() <= 1) tally_.count(Reached::preemption_storm);
 }
 
 // Counts what the output changed. Ended requests are forgotten, so an abort of them is not counted.

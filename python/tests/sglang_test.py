@@ -21,6 +21,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 SKIPPED = 77
 
 try:
+    from lockstep_engines.protocol import EngineFault
     from lockstep_engines.sglang import engine as sglang_engine
 except ImportError as error:
     print(f"SKIPPED: SGLang cannot be imported ({error}); nothing was run inside it")
@@ -317,6 +318,46 @@ class Refusals(unittest.TestCase):
             send({"add": name, "prompt": [[1, 4]], "max_tokens": 1, "arrival": 0.0})
         self.assertEqual(send({"abort": "r1"}), {})
         self.assertEqual(send({"schedule": 0})["running"], ["r10"])
+
+
+class Slots(unittest.TestCase):
+    """What a kernel would write or copy, unlike the tables."""
+
+    def _served_with(self, defect: Callable[[Any, Any], None]) -> None:
+        """`defect`: of an engine and the batch that it has decided."""
+        real = sglang_engine.Engine.next_batch
+
+        def wrong(engine: Any) -> Any:
+            batch = real(engine)
+            if batch:
+                defect(engine, batch)
+            return batch
+
+        send = sender()
+        send({"open": sglang_workloads.header("paged", 1) | {"seed": 0}})
+        send({"add": "a", "prompt": [[1, 4]], "max_tokens": 2, "arrival": 0.0})
+        with mock.patch.object(sglang_engine.Engine, "next_batch", wrong):
+            send({"schedule": 0})
+            send({"update": 0, "sampled": {"a": [7]}})
+
+    def test_slots_that_the_tables_do_not_have_are_a_fault(self) -> None:
+        def written_elsewhere(_: Any, batch: Any) -> None:
+            batch.out_cache_loc = batch.out_cache_loc + 1
+
+        with self.assertRaisesRegex(EngineFault, "writes slots"):
+            self._served_with(written_elsewhere)
+
+        def part_of_a_page(engine: Any, batch: Any) -> None:
+            engine.rows.req_to_token[batch.req_pool_indices, 1] += 1
+
+        with self.assertRaisesRegex(EngineFault, "not whole pages"):
+            self._served_with(part_of_a_page)
+
+    @unittest.skipUnless(LOCKSTEP, "LOCKSTEP names no command")
+    def test_a_reset_drops_copies_of_states_to_the_tree(self) -> None:
+        with tempfile.TemporaryDirectory() as name:
+            write(Path(name, "states.jsonl"), serve("states", 67, 30).lines)
+            self.assertEqual(_audit(Path(name)), [])
 
 
 class Process(unittest.TestCase):

@@ -187,6 +187,7 @@ struct SchedulerOutput {
   std::vector<BlockId> block_ids;  // of all scheduled requests: request by request, group by group
   std::vector<std::int32_t> spec_tokens;  // drafts to verify, num_spec per request; -1: none yet
   std::vector<RequestId> preempted;       // in order of preemption
+  std::vector<RequestId> replaced;        // of those, running: only their tables are sent again
   std::vector<RequestId> finished;        // since the previous step, in order
   std::vector<std::int32_t> common_prefix_blocks;  // per group
   std::vector<BlockId> zero;             // blocks that the worker zeroes before use, in order

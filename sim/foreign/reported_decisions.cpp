@@ -298,7 +298,11 @@ void ReportedDecisions::take_decision() {
   output_.num_groups = static_cast<std::int32_t>(header_.groups.size());
   output_.preempted = ids_of("preempted", step_.preempted);
   // A preempted request has no blocks; a resumed one reports its table again.
-  for (const RequestId id : output_.preempted) at(id).table.clear();
+  for (const RequestId id : output_.preempted) {
+    at(id).table.clear();
+    // SGLang's tree has replaced blocks of a request that keeps running: docs/engines.md.
+    if (std::ranges::count(step_.running, at(id).name) > 0) output_.replaced.push_back(id);
+  }
   for (const RecordedScheduled& row : step_.scheduled)
     if (!take_row(row)) return;
   if (step_.common_prefix_blocks) output_.common_prefix_blocks = *step_.common_prefix_blocks;

@@ -132,6 +132,10 @@ void ProgramBuilder::leave(const SchedulerOutput& decision, const StepTransfers&
   }
   for (const RequestId id : decision.preempted) {
     if (!worker_.is_known(id)) continue;  // preempted by a reset, then aborted
+    WorkerRequest& request = worker_.at(id);
+    const bool is_replaced = std::ranges::find(decision.replaced, id) != decision.replaced.end();
+    request.replaced_tables.clear();
+    if (is_replaced) request.replaced_tables = request.tables;
     if (const std::int32_t row = worker_.leave_row(id); row >= 0) program.clear_rows.push_back(row);
   }
 }
@@ -225,12 +229,15 @@ Checked ProgramBuilder::enter(const SchedulerOutput& decision, std::size_t index
 }
 
 // Adds a request's blocks to its tables and poisons the newly allocated ones. Blocks that hold
-// known content keep it: hits, loads, restored pages, and state blocks that only move.
+// known content keep it: hits, loads, restored pages, state blocks that only move, and blocks that a
+// replaced table also has in that entry.
 void ProgramBuilder::append_blocks(const SchedulerOutput& decision, std::size_t index,
                                    StepProgram& program) {
   const ScheduledRequest& scheduled = decision.scheduled[index];
   WorkerRequest& request = worker_.at(scheduled.id);
   const bool whole_table = scheduled.is_new || scheduled.is_resumed;
+  auto replaced = std::exchange(request.replaced_tables, {});
+  replaced.resize(static_cast<std::size_t>(decision.num_groups));
   for (std::int32_t g = 0; g < decision.num_groups; ++g) {
     const std::span<const BlockId> blocks = decision.blocks(index, g);
     std::vector<BlockId>& table = request.tables[g];
@@ -260,6 +267,8 @@ void ProgramBuilder::append_blocks(const SchedulerOutput& decision, std::size_t 
       const bool was_loaded = whole_table && mark == scheduled.id;
       mark.reset();
       if (was_loaded || std::ranges::find(kept, blocks[b]) != kept.end()) continue;
+      const std::vector<BlockId>& held = replaced[g];
+      if (scheduled.computed > 0 && b < held.size() && held[b] == blocks[b]) continue;
       if (b < hit)
         hit_.emplace(blocks[b], scheduled.id);
       else
@@ -307,7 +316,10 @@ void ProgramBuilder::hand_out(std::int32_t group, BlockId block, StepProgram& pr
 // copy.
 Checked ProgramBuilder::copy_parts(const SchedulerOutput& decision, StepProgram& program) {
   for (const KVCacheBlockCopy& copy : decision.copies) {
-    const std::int32_t group = model_.block(copy.from).group;
+    // The target of an earlier copy of the step holds what that copy brings.
+    const auto earlier = std::ranges::find(program.parts, copy.from, &PartCopy::target);
+    const std::int32_t group =
+        earlier == program.parts.end() ? model_.block(copy.from).group : earlier->group;
     if (group < 0)
       return decision_finding(decision.step, "", -1,
                               fmt::format("block {} is copied to block {}, but holds nothing",

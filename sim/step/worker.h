@@ -89,6 +89,8 @@ struct WorkerRequest {
   std::vector<PromptItem> items;             // encoder inputs, in addition to the prompt
   PrefixContent encoder;                     // rows encoded since its admission
   std::vector<std::vector<BlockId>> tables;  // per group
+  // The tables before a prefix cache replaced them; empty: not replaced, or sent again since.
+  std::vector<std::vector<BlockId>> replaced_tables;
   // Host pages: device block of each page, per resident group; the null block: only on the host.
   std::vector<std::vector<BlockId>> residency;
   std::vector<std::int64_t> state_entry;  // per group: table entry of the running state; -1: none

@@ -35,6 +35,8 @@ const Damaged kDamaged[] = {
      "FILE:2: step 0: sampled: 3 tokens of request r0; expected at most 1"},
     {"more_drafts_than_tokens", "step 0: scheduled[0].spec: [5,6,7] and not absent",
      "step 0: 3 drafts are to be verified in a step of 2 tokens", ""},
+    {"row_of_no_tokens", "step 0: scheduled[0].tokens: 0 and not 2",
+     "step 0: its row schedules 0 tokens", ""},
     {"more_loaded_than_there_is", "step 0: connector[0].external: 16 and not null",
      "step 0: 0 tokens are reported here and 16 elsewhere, of 6",
      "FILE:2: step 0: connector: 16 external tokens of request r0; expected at most 6"},

@@ -6,7 +6,10 @@
 #include "properties/audit/audit.h"
 #include "properties/judge/judge.h"
 #include "properties/judge/known_findings.h"
+#include "properties/judge/tally.h"
+#include "properties/shrink/case_parts.h"
 #include "sim/conform/conform.h"
+#include "sim/session/session.h"
 #include "traces/formats/saved_case.h"
 
 namespace lockstep {
@@ -255,6 +258,37 @@ TEST(FoundByFuzzing, ARequestWhoseTableIsReplacedIsNoVictim) {
       LOCKSTEP_SOURCE_DIR "/tests/regressions/sglang_0_5_23_table_of_an_unscheduled_request.jsonl");
   ASSERT_TRUE(audited) << audited.error().message;
   EXPECT_TRUE(audited->findings.empty()) << audited->findings.front().what;
+}
+
+// Seed 20131 of SGLang 0.5.23, and a recording with states: the blocks that a replaced table still
+// has keep their content, and a copy may start from a block that the same step copies to.
+TEST(FoundByFuzzing, ARequestWhoseTableIsReplacedKeepsItsOtherBlocks) {
+  for (const std::string name : {"replaced_table_of_a_part", "replaced_table_of_states"}) {
+    auto recording =
+        read_recording(LOCKSTEP_SOURCE_DIR "/tests/regressions/sglang_0_5_23_" + name + ".jsonl");
+    ASSERT_TRUE(recording) << recording.error().message;
+    auto saved = case_of(name, *std::move(recording), Decides::recording);
+    ASSERT_TRUE(saved) << saved.error().message;
+    Tally tally;
+    TallyCounter counter(*saved, tally);
+    for (const RecordedStep& step : saved->recording->steps) counter.step(step);
+    EXPECT_EQ(tally[Reached::preemption], 0) << name;
+    saved->backend = "simt";
+    saved->attention_backend = AttentionBackend::any_size;
+    saved->engine.engine = EngineConfig().engine;  // SGLang has no profile
+    SessionParts parts = parts_of(*saved);
+    parts.backend = make_simt_backend;
+    const auto session = Session::open(config_of(*saved), std::move(parts));
+    ASSERT_TRUE(session) << session.error().message;
+    const auto report = (*session)->run();
+    ASSERT_TRUE(report) << report.error().message;
+    const auto& divergence = report->summary.divergence;
+    EXPECT_EQ(report->summary.verdict, Verdict::agreed) << (divergence ? divergence->message : "");
+    const auto audited =
+        audit_recording(LOCKSTEP_SOURCE_DIR "/tests/regressions/sglang_0_5_23_" + name + ".jsonl");
+    ASSERT_TRUE(audited) << audited.error().message;
+    EXPECT_TRUE(audited->findings.empty()) << audited->findings.front().what;
+  }
 }
 
 // Seed 2219 of 0.22.1 with --conform: the model counts the blocks that exist.

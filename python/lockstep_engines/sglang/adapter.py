@@ -17,7 +17,7 @@ import torch
 from lockstep_engines.prompts import expand
 from lockstep_engines.protocol import Client, EngineFault, Object, ProtocolError, Refused
 from lockstep_engines.sglang import engine as sglang_engine
-from lockstep_engines.sglang.engine import Engine, Options, Req
+from lockstep_engines.sglang.engine import Engine, Inputs, Options, Req
 
 # Options of a case that mean something here, with the format's defaults.
 _DEFAULTS: dict[str, Any] = {
@@ -48,7 +48,7 @@ _WITHOUT_EFFECT = ("engine", "mamba_block_size", "scheduler_reserve_full_isl", "
 _OWN_DEFAULTS: dict[str, Any] = {
     "schedule_policy": "fcfs",
     "mixed_chunk": False,
-    "tree_core": "rust",
+    "tree_core": None,  # SGLang's own choice
     "swa_eviction_interval": 1,  # SGLang's 128 is longer than a small case
     "pools": {},
 }
@@ -184,6 +184,10 @@ class _Blocks:
         kv = request.kv
         row = self._engine.rows.req_to_token[kv.req_pool_idx, : kv.kv_allocated_len]
         slots = row[:: self._page_size]
+        places = torch.arange(len(row))
+        pages = (slots // self._page_size * self._page_size)[places // self._page_size]
+        if not torch.equal(row, (pages + places % self._page_size).to(row.dtype)):
+            raise EngineFault(f"request {request.rid} has slots {row.tolist()}: not whole pages")
         tables: Tables = []
         for kind in self._kinds:
             if kind == "full":
@@ -309,6 +313,7 @@ class _Case:
         done = self.engine.reset(running)
         if done:
             self._tree_blocks = set()
+            self._copies.clear()  # of states to the tree, which is now empty
         reply: Object = {"reset_prefix_cache": done} | self._state()
         return reply | ({"cleared": True} if done else {})
 
@@ -356,18 +361,17 @@ class _Case:
         self._shown[name] = tables
         return row | {"computed": computed, "blocks": added}
 
-    def _rows(self, tables: dict[str, Tables]) -> list[Object]:
+    def _places(self) -> list[tuple[Req, int, int]]:
+        """The rows of the batch: request, first position, tokens."""
         batch = self._batch
         if batch is None:
             return []
+        places: Iterable[tuple[int, int]]
         if batch.forward_mode.is_extend():
-            places = list(zip(batch.prefix_lens, batch.extend_lens, strict=True))
+            places = zip(batch.prefix_lens, batch.extend_lens, strict=True)
         else:
-            places = [(length - 1, 1) for length in batch.seq_lens_cpu.tolist()]
-        rows = []
-        for request, (computed, tokens) in zip(batch.reqs, places, strict=True):
-            rows.append(self._row(request, computed, tokens, tables[self._name(request)]))
-        return rows
+            places = ((length - 1, 1) for length in batch.seq_lens_cpu.tolist())
+        return [(request, *place) for request, place in zip(batch.reqs, places, strict=True)]
 
     def _sent_back(self, running: Iterable[Req], tables: dict[str, Tables]) -> Object:
         """Requests that were retracted, and requests whose tables must be sent again because the
@@ -413,7 +417,8 @@ class _Case:
         tables = {self._name(r): self._blocks.table_of(r) for r in running if r.kv.holds_kv}
         sent_back = self._sent_back(running, tables)
         self._keep_freed(tables)
-        reply: Object = {"scheduled": self._rows(tables)} | sent_back
+        rows = [self._row(*place, tables[self._name(place[0])]) for place in self._places()]
+        reply: Object = {"scheduled": rows} | sent_back
         if self._left:
             reply["finished"], self._left = sorted(self._left), []
         copies, self._copies = self._copies, []
@@ -422,8 +427,8 @@ class _Case:
         if with_tables:
             reply["tables"] = tables
         if self._batch is not None:
-            rows = [(self._name(request), request) for request in self._batch.reqs]
-            self._to_come.append((step, rows))
+            of_rows = [(self._name(request), request) for request in self._batch.reqs]
+            self._to_come.append((step, of_rows))
             if not self.engine.options.overlap:
                 self._is_mid_turn = True
             elif len(self._to_come) == 1:
@@ -438,11 +443,12 @@ class _Case:
         if not sampled:
             self.engine.scheduler.last_batch = self._batch
 
-    def _check_inputs(self, read: list[int], expected: list[int]) -> None:
-        if read != expected:
-            raise EngineFault(
-                f"the model of step {self._num_steps - 1} reads tokens {read}, not {expected}"
-            )
+    def _check_inputs(self, given: Inputs, expected: Inputs) -> None:
+        for does, found, wanted in zip(
+            ("reads tokens", "writes slots"), given, expected, strict=True
+        ):
+            if found != wanted:
+                raise EngineFault(f"step {self._num_steps - 1} {does} {found}, not {wanted}")
 
     def _deferred_copies(self) -> list[list[int]]:
         """Of states of hits, which the step's forward makes first."""
@@ -486,29 +492,26 @@ class _Case:
         """`tokens`: one per row, whether it samples or not."""
         if not self.engine.options.overlap:
             expected = self._inputs({})
-            read = self.engine.take_in(self._batch, tokens)
+            given = self.engine.take_in(self._batch, tokens)
             self._batch = None
-            self._check_inputs(read, expected)
+            self._check_inputs(given, expected)
             return
         self.engine.sampled(tokens)
         if self._to_come:
             self._launch(sampled)
         self.engine.process_first(self._batch)
 
-    def _inputs(self, sampled: dict[str, int]) -> list[int]:
-        """The tokens of the rows of the batch; `sampled` are not among their requests' yet."""
-        batch = self._batch
-        expected: list[int] = []
-        places: Iterable[tuple[int, int]]
-        if batch.forward_mode.is_extend():
-            places = zip(batch.prefix_lens, batch.extend_lens, strict=True)
-        else:
-            places = ((length - 1, 1) for length in batch.seq_lens_cpu.tolist())
-        for request, (first, num) in zip(batch.reqs, places, strict=True):
+    def _inputs(self, sampled: dict[str, int]) -> Inputs:
+        """The tokens of the rows of the batch, and the slots that their requests have for them;
+        `sampled` are not among the requests' tokens yet."""
+        expected: Inputs = [], []
+        for request, first, num in self._places():
             known = _tokens(request)
             if first + num > len(known):
                 known.append(sampled[self._name(request)])
-            expected += known[first : first + num]
+            expected[0].extend(known[first : first + num])
+            row = self.engine.rows.req_to_token[request.kv.req_pool_idx]
+            expected[1].extend(row[first : first + num].tolist())
         return expected
 
     def _state(self) -> Object:

@@ -63,10 +63,11 @@ from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.version import __version__ as VERSION
 
-__all__ = ["VERSION", "Engine", "Options", "Req", "ScheduleBatch"]
+__all__ = ["VERSION", "Engine", "Inputs", "Options", "Req", "ScheduleBatch"]
 
 _DEVICE = "cpu"
 _VOCAB_SIZE = 2**31 - 1
+Inputs = tuple[list[int], list[int]]  # of a model: tokens, slots that it writes
 _NO_TOKEN = _VOCAB_SIZE - 1  # of which no request's text consists; the model's own end of sequence
 
 
@@ -87,7 +88,7 @@ class Options:
     by_priority: bool = False
     schedule_policy: str = "fcfs"
     mixed_chunk: bool = False
-    tree_core: str = "rust"
+    tree_core: str | None = None
     overlap: bool = False
     swa_eviction_interval: int = 1  # tokens past a window before their slots are freed
 
@@ -133,10 +134,10 @@ class _Worker:
         )
         self.model_config = model_config
         self.next_token_ids: list[int] = []
-        self.input_ids: list[int] = []
+        self.inputs: Inputs = [], []
 
     def forward_batch_generation(self, batch: ScheduleBatch, **_: Any) -> GenerationBatchResult:
-        self.input_ids = batch.input_ids.tolist()
+        self.inputs = batch.input_ids.tolist(), batch.out_cache_loc.tolist()
         tokens = self.next_token_ids or [0] * len(batch.reqs)
         return GenerationBatchResult(next_token_ids=torch.tensor(tokens))
 
@@ -531,25 +532,25 @@ class Engine:
                 s.last_batch = None
         return batch
 
-    def take_in(self, batch: ScheduleBatch, next_token_ids: list[int]) -> list[int]:
+    def take_in(self, batch: ScheduleBatch, next_token_ids: list[int]) -> Inputs:
         """The second half (event_loop_normal), with the tokens that the model returned. Returns
-        what the model read."""
+        what the model received."""
         s = self.scheduler
         self.worker.next_token_ids = next_token_ids
         result = s.run_batch(batch)
         s.process_batch_result(batch, result)
         s.last_batch = batch
         s.invariant_checker.self_check_during_busy()
-        return self.worker.input_ids
+        return self.worker.inputs
 
-    def launch(self, batch: ScheduleBatch) -> list[int]:
+    def launch(self, batch: ScheduleBatch) -> Inputs:
         """The second half in event_loop_overlap: a forward pass starts, whose tokens are pending.
-        Returns what the model read."""
+        Returns what the model received."""
         s = self.scheduler
         self.worker.next_token_ids = []
         result = s.run_batch(batch)
         s.result_queue.append((batch.copy(), result))
-        return self.worker.input_ids
+        return self.worker.inputs
 
     def sampled(self, next_token_ids: list[int]) -> None:
         """The tokens of the first forward pass in the queue, for its result and for the relay from
