@@ -221,7 +221,7 @@ Result<std::unique_ptr<LineProcess>> LineProcess::start(const std::string& comma
   posix_spawnattr_init(&attributes);
   sigset_t defaults;
   sigemptyset(&defaults);
-  for (const int ignored : {SIGPIPE, SIGXFSZ}) sigaddset(&defaults, ignored);
+  for (const int signal : {SIGPIPE, SIGXFSZ}) sigaddset(&defaults, signal);
   posix_spawnattr_setsigdefault(&attributes, &defaults);
   posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGDEF);
   std::string line = command;

@@ -229,8 +229,8 @@ Checked ProgramBuilder::enter(const SchedulerOutput& decision, std::size_t index
 }
 
 // Adds a request's blocks to its tables and poisons the newly allocated ones. Blocks that hold
-// known content keep it: hits, loads, restored pages, state blocks that only move, and blocks that a
-// replaced table also has in that entry.
+// known content keep it: hits, loads, restored pages, state blocks that only move, and blocks that
+// a replaced table also has in that entry.
 void ProgramBuilder::append_blocks(const SchedulerOutput& decision, std::size_t index,
                                    StepProgram& program) {
   const ScheduledRequest& scheduled = decision.scheduled[index];

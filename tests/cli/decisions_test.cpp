@@ -73,7 +73,8 @@ TEST(Decisions, AnEngineIsNotJudgedByRecordedDecisionsOrOutputsOfOthers) {
             R"("async_scheduling":false},"groups":[{"layers":["layers.0"],"spec":{"type":"full",)"
             R"("block_size":16,"num_kv_heads":1,"head_size":64,"dtype":"bf16"}}],"num_blocks":9,)"
             R"("scheduler_block_size":16,"hash_block_size":16}
-{"step":0,"before":[{"add":"a","prompt":{"tokens":[1,2,3,4,5,6,7,8]},"max_tokens":2,"arrival":0.0}],)"
+{"step":0,"before":[{"add":"a","prompt":{"tokens":[1,2,3,4,5,6,7,8]},"max_tokens":2,)"
+               R"("arrival":0.0}],)"
             R"("scheduled":[{"id":"a","tokens":8,"new":true,"computed":0,"blocks":[[1]]}],)"
             R"("running":["a"],"waiting":[],"free_blocks":7,"sampled":{"a":[2]}}
 {"step":1,"scheduled":[{"id":"a","tokens":1,"computed":8,"blocks":null}],"running":["a"],)"

@@ -545,10 +545,7 @@ class RecordedSteps {
   RecordedSteps() = default;
 
   // All steps, of a recording in memory; empty: they are read one at a time.
-  std::span<const RecordedStep> in_memory() const {
-    if (recording_) return recording_->steps;
-    return {};
-  }
+  std::span<const RecordedStep> in_memory() const;
   // As RecordingReader::next().
   Result<bool> next(RecordedStep& step) {
     if (reader_) return reader_->next(step);

@@ -75,6 +75,11 @@ std::string RecordingReader::place() const {
   return fmt::format("{}:{}", state_->lines.path(), state_->lines.number());
 }
 
+std::span<const RecordedStep> RecordedSteps::in_memory() const {
+  if (recording_ != nullptr) return recording_->steps;
+  return {};
+}
+
 Result<bool> RecordingReader::next(RecordedStep& step) {
   State& state = *state_;
   if (state.ended) return false;
