@@ -229,7 +229,6 @@ std::vector<KVCacheGroupSpec> draw_groups(Draw& draw, EngineConfig& engine) {
   for (const CacheKind kind : kinds) {
     const bool other = !groups.empty() && draw.has(Feature::different_block_sizes) &&
                        !draw.options.one_pool_per_kind;
-    // A multiple of the base, as vLLM requires: the scheduler's block is the lcm of all.
     const std::int64_t block_size = other ? base * choices.one_of({1, 2, 1, 4}) : base;
     const auto like = std::ranges::find(
         groups, kind, [](const KVCacheGroupSpec& group) { return group.spec.kind; });
@@ -279,7 +278,6 @@ void draw_pool(Draw& draw, std::vector<KVCacheGroupSpec> groups, SavedCase& save
     need = 2 * need + more * saved.engine.max_num_seqs;
   }
   const bool packed = groups.front().layers_per_page > 1;
-  // With HND the heads of a packed layer are apart, and the backend cannot address them.
   if (packed) saved.layout = CacheLayout::NHD;
   const std::int64_t extra_bytes =
       draw.has(Feature::padded_pages) && !packed && !groups.front().is_uniform_type()
@@ -362,7 +360,6 @@ bool add_ring(Draw& draw, const EngineConfig& engine, std::vector<KVCacheGroupSp
 
 bool lay_out_again(const SavedCase& saved, std::vector<KVCacheGroupSpec> groups,
                    const EngineConfig& before, SavedCase& next) {
-  // More blocks only if the new groups need them: a pool never shrinks, so tight pools stay tight.
   const std::int64_t more = planned_blocks_of_request(saved.engine, groups) -
                             planned_blocks_of_request(before, saved.cache.groups);
   for (KVCacheGroupSpec& group : groups) group.spec.page_size_padded.reset();
@@ -411,7 +408,6 @@ void draw_further_caches(Draw& draw, SavedCase& saved) {
   if (draw.has(Feature::compressed_rows))
     with([&](auto& groups) {
       for (KVCacheGroupSpec& group : groups)
-        // A compressed row covers `ratio` tokens, so a block must be a multiple of it.
         if (is_full_of_latents(group.spec.kind) && group.spec.block_size % ratio == 0) {
           group.spec.tokens_per_state = {ratio};
           align_to_kernel_blocks(group.spec);
