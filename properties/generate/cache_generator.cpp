@@ -250,8 +250,6 @@ std::vector<KVCacheGroupSpec> draw_groups(Draw& draw, EngineConfig& engine) {
   }
   draw_packing(draw, groups);
   draw_uniform_type(draw, groups);
-  // Engines identify a layer by the one integer in its name: vLLM 0.33.0,
-  // model_executor/models/utils.py, extract_layer_index().
   if (draw.options.worker) {
     int number = 0;
     for (KVCacheGroupSpec& group : groups)
