@@ -277,8 +277,7 @@ void declare_pair_options(CLI::App& command, PairCommandOptions& o) {
   declare_replay_options(command, o.replay);
   command.get_option("FILE")->description(
       "request trace, trace of another tool (several files: its shards, in order), or saved case "
-      "of "
-      "`pair`; or the name of a bundled sample");
+      "of `pair`; or the name of a bundled sample");
   constexpr std::int64_t kHour = 3'600'000'000'000;
   command
       .add_option("--prefill-blocks", o.prefill_blocks,

@@ -18,6 +18,11 @@
 namespace lockstep {
 namespace {
 
+std::int64_t count_kind(std::span<const KVCacheGroupSpec> groups, bool (*is)(CacheKind)) {
+  return std::ranges::count_if(groups,
+                               [&](const KVCacheGroupSpec& group) { return is(group.spec.kind); });
+}
+
 constexpr std::size_t kGroupsMax = 4;
 
 void scale_rows(ChoiceSource& choices, bool has_int4, KVCacheSpec& spec) {
@@ -229,6 +234,7 @@ std::vector<KVCacheGroupSpec> draw_groups(Draw& draw, EngineConfig& engine) {
   for (const CacheKind kind : kinds) {
     const bool other = !groups.empty() && draw.has(Feature::different_block_sizes) &&
                        !draw.options.one_pool_per_kind;
+    // A multiple of the base, as vLLM requires: the scheduler's block is the lcm of all.
     const std::int64_t block_size = other ? base * choices.one_of({1, 2, 1, 4}) : base;
     const auto like = std::ranges::find(
         groups, kind, [](const KVCacheGroupSpec& group) { return group.spec.kind; });
@@ -250,6 +256,8 @@ std::vector<KVCacheGroupSpec> draw_groups(Draw& draw, EngineConfig& engine) {
   }
   draw_packing(draw, groups);
   draw_uniform_type(draw, groups);
+  // Engines identify a layer by the one integer in its name: vLLM 0.33.0,
+  // model_executor/models/utils.py, extract_layer_index().
   if (draw.options.worker) {
     int number = 0;
     for (KVCacheGroupSpec& group : groups)
@@ -267,20 +275,16 @@ void draw_pool(Draw& draw, std::vector<KVCacheGroupSpec> groups, SavedCase& save
   saved.layout = choices.one_of({CacheLayout::NHD, CacheLayout::HND});
   std::int64_t need = planned_blocks_of_request(saved.engine, groups);
   // The pool is divided among the kinds. Each part must hold one request, and each request needs up
-  // to four states. With a step in flight nothing is retracted: SGLang drops the pending token of a
-  // retracted request, and the run would expect it.
-  if (draw.options.one_pool_per_kind && (groups.size() > 1 || saved.engine.async_scheduling)) {
-    const bool has_states = std::ranges::any_of(
-        groups, [](const KVCacheGroupSpec& group) { return is_state_kind(group.spec.kind); });
-    const std::int64_t more = saved.engine.async_scheduling ? 8 : has_states ? 4 : 0;
-    need = 2 * need + more * saved.engine.max_num_seqs;
-  }
+  // to four states. With overlap nothing is retracted: SGLang drops that request's pending token.
+  const std::int64_t states = count_kind(groups, is_state_kind) > 0 ? 4 : 0;
+  if (draw.options.one_pool_per_kind && (groups.size() > 1 || saved.engine.async_scheduling))
+    need = 2 * need + (saved.engine.async_scheduling ? 8 : states) * saved.engine.max_num_seqs;
   const bool packed = groups.front().layers_per_page > 1;
+  // With HND the heads of a packed layer are apart, and the backend cannot address them.
   if (packed) saved.layout = CacheLayout::NHD;
+  const bool pads = draw.has(Feature::padded_pages) && !packed;
   const std::int64_t extra_bytes =
-      draw.has(Feature::padded_pages) && !packed && !groups.front().is_uniform_type()
-          ? 16 * choices.between(1, 4)
-          : 0;
+      pads && !groups.front().is_uniform_type() ? 16 * choices.between(1, 4) : 0;
   saved.cache = lay_out(std::move(groups), extra_bytes);
   std::int64_t spare = 0;
   if (!draw.has(Feature::two_block_pool))
@@ -289,12 +293,11 @@ void draw_pool(Draw& draw, std::vector<KVCacheGroupSpec> groups, SavedCase& save
     spare += 2 * std::ssize(saved.cache.groups) + 1;
   saved.cache.num_blocks = 1 + need + spare;
   for (KVCacheTensor& tensor : saved.cache.tensors) tensor.size_bytes *= saved.cache.num_blocks;
-  saved.kernel_block_sizes = kernel_blocks_of(saved);
   if (draw.options.worker) {
     saved.attention_backend = worker_attention_backend(saved.cache);
     saved.layout = CacheLayout::NHD;
-    saved.kernel_block_sizes = kernel_blocks_of(saved);
   }
+  saved.kernel_block_sizes = kernel_blocks_of(saved);
   saved.queries_per_kv = static_cast<std::int32_t>(choices.between(1, 2));
   saved.draft_acceptance_percent = choices.one_of({60, 0, 30, 90, 100});
 }
@@ -305,11 +308,6 @@ bool has_pages_of_its_own(const KVCacheGroupSpec& group) {
 }
 
 namespace {
-
-std::int64_t count_kind(std::span<const KVCacheGroupSpec> groups, bool (*is)(CacheKind)) {
-  return std::ranges::count_if(groups,
-                               [&](const KVCacheGroupSpec& group) { return is(group.spec.kind); });
-}
 
 // Turns all windows into one window that is recomputed after a hit and never cached. It cannot be
 // combined with states, chunks or cached windows, and some other group must have hits. False: the
@@ -358,6 +356,7 @@ bool add_ring(Draw& draw, const EngineConfig& engine, std::vector<KVCacheGroupSp
 
 bool lay_out_again(const SavedCase& saved, std::vector<KVCacheGroupSpec> groups,
                    const EngineConfig& before, SavedCase& next) {
+  // More blocks only if the new groups need them: a pool never shrinks, so tight pools stay tight.
   const std::int64_t more = planned_blocks_of_request(saved.engine, groups) -
                             planned_blocks_of_request(before, saved.cache.groups);
   for (KVCacheGroupSpec& group : groups) group.spec.page_size_padded.reset();
@@ -406,6 +405,7 @@ void draw_further_caches(Draw& draw, SavedCase& saved) {
   if (draw.has(Feature::compressed_rows))
     with([&](auto& groups) {
       for (KVCacheGroupSpec& group : groups)
+        // A compressed row covers `ratio` tokens, so a block must be a multiple of it.
         if (is_full_of_latents(group.spec.kind) && group.spec.block_size % ratio == 0) {
           group.spec.tokens_per_state = {ratio};
           align_to_kernel_blocks(group.spec);

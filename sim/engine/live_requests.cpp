@@ -64,8 +64,16 @@ ConnectorStep::ConnectorStep(const RunConfig& config, const DecisionSource& deci
                             rank_in(config.backend.context, group.spec).num_ranks);
 }
 
-Result<void> ConnectorStep::take_report() {
+Result<void> ConnectorStep::take_report(const SchedulerOutput& decision,
+                                        const OutputsInFlight& outputs) {
   LS_ASSIGN_OR_RETURN(report_, connector_report(workload_, decisions_, config_.backend.plan));
+  for (const auto transfers :
+       {&KVConnectorOutput::finished_recving, &KVConnectorOutput::finished_sending})
+    for (const RequestId id : report_.*transfers)
+      if (const auto step = outputs.step_that_ends(transfers, id))
+        return fail(
+            "step {}: worker: a transfer of request {} completes, but already completed in step {}",
+            decision.step, decisions_.name(id), *step);
   return {};
 }
 

@@ -195,8 +195,9 @@ class ConnectorStep {
   ConnectorStep(const RunConfig& config, const DecisionSource& decisions, Workload& workload);
 
   bool is_there() const { return workload_.connector() != nullptr; }
-  // Reads the workers' report of the step just decided. Errors: those of connector_report().
-  Result<void> take_report();
+  // Reads the workers' report of the step just decided. Errors: those of connector_report(), and a
+  // transfer that ends twice. `outputs`: a report in flight has not ended it for the scheduler yet.
+  Result<void> take_report(const SchedulerOutput& decision, const OutputsInFlight& outputs);
   // Plans what the step loads and stores, and adds it to the summary's counts. A followed
   // recording without memory plans nothing. `has_memory`: true refuses losses that are not modelled
   // on a backend. REQUIRES: take_report() of the same step.

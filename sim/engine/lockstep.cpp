@@ -45,6 +45,7 @@ Result<void> LockstepRun::open(const RunParts& parts) {
   const Backend& first = *parts.ranks.front();
   summary_.backend = fmt::format("{} ({})", first.name(), first.device());
   LS_ASSIGN_OR_RETURN(memory_, RunMemory::create(config_, parts.ranks, parts.checks, summary_));
+  // Without a planner, nothing describes which bytes a load brings.
   if (connector_.is_there() && workload_.transfers() == nullptr)
     return fail("the content of this KV connector's loads is unknown; run only the decisions");
   return {};
@@ -59,6 +60,7 @@ Result<bool> LockstepRun::advance() {
                       take_turn({.step = summary_.steps,
                                  .idle = idle_ && !has_pages,
                                  .unfinished = has_pages || decisions_.has_unfinished_requests()}));
+  // The recording ends in the middle of a step: no verdict about what it did next.
   if (turn == Turn::cut) return false;
   // A recording ends with its last step, even if requests then hold blocks that each other needs.
   // That deadlock is a finding.
@@ -77,6 +79,7 @@ Result<bool> LockstepRun::advance() {
 Result<Turn> LockstepRun::take_turn(const LoopState& state) {
   before_.events.clear();
   auto turn = workload_.next_turn(state, before_.events);
+  // Steps blocked by a fault are not steps without progress.
   if (workload_.is_hindered(state.step)) progress_.hindered();
   return turn;
 }
@@ -124,8 +127,8 @@ Result<bool> LockstepRun::decide_step() {
 
 Result<bool> LockstepRun::execute_step(const AgreedBatch& agreed) {
   const SchedulerOutput& decision = *decision_;
-  LS_RETURN_IF_ERROR(connector_.take_report());
-  LS_RETURN_IF_ERROR(check_transfers_end_once(decision));
+  // Before sample(): the report names transfers of earlier steps.
+  LS_RETURN_IF_ERROR(connector_.take_report(decision, outputs_));
   if (memory_ != nullptr && goes_on_with_unknown_tokens(decision)) {
     summary_.not_checked.push_back(
         fmt::format("step {} and later steps: they continue with tokens of a step in flight that "
@@ -148,6 +151,7 @@ Result<bool> LockstepRun::execute_step(const AgreedBatch& agreed) {
                                      connector_.transfers(), agreed, chain_);
         !ran)
       return ended_by(std::move(ran));
+  // After the memory has run the step: it computes with the tokens known before it.
   know_sampled(decision);
   if (!connector_.report().empty()) {
     outputs_.attach(std::move(connector_.report()));
@@ -156,6 +160,7 @@ Result<bool> LockstepRun::execute_step(const AgreedBatch& agreed) {
   stopped_.clear();
   stale_outputs_.clear();
   before_.events.clear();
+  // Events between decision and output: a client disconnects while the step is in flight.
   workload_.while_running(before_.events);
   if (!before_.events.empty()) {
     before_.resets.clear();
@@ -165,6 +170,7 @@ Result<bool> LockstepRun::execute_step(const AgreedBatch& agreed) {
   return engine_failed() ? Result<bool>(false) : end_step(output);
 }
 
+// A failure of Lockstep's own code in the engine's process is not a verdict about the engine.
 bool LockstepRun::engine_failed() {
   const EngineFailure* failure = decisions_.failure();
   if (failure == nullptr) return false;
@@ -404,6 +410,7 @@ Result<void> LockstepRun::sample(const SchedulerOutput& decision) {
     const LiveRequest& request = requests_.at(scheduled.id);
     const auto num_spec = static_cast<std::size_t>(scheduled.num_spec);
     const std::int64_t known = request.num_prompt_tokens + request.num_output_tokens;
+    // Only a chunk that reaches the last known token samples.
     rows_.push_back({.ticket = request.ticket,
                      .name = request.name,
                      .num_prompt_tokens = request.num_prompt_tokens,
@@ -419,6 +426,7 @@ Result<void> LockstepRun::sample(const SchedulerOutput& decision) {
   LS_RETURN_IF_ERROR(workload_.sample(decision.step, rows_, output));
   LS_CHECK(output.token_ends.size() == decision.scheduled.size(), "{} rows sampled, {} scheduled",
            output.token_ends.size(), decision.scheduled.size());
+  // A recording is a file and may contain anything; a trace's output comes from this program.
   if (workload_.is_scripted()) LS_RETURN_IF_ERROR(check_output(decision, output));
   return {};
 }
@@ -481,20 +489,8 @@ void LockstepRun::know_sampled(const SchedulerOutput& decision) {
   }
 }
 
-// Refuses a report that ends a transfer twice. A report that is still in flight has not ended the
-// transfer for the scheduler, so connector_report() alone would not notice.
-Result<void> LockstepRun::check_transfers_end_once(const SchedulerOutput& decision) const {
-  for (const auto transfers :
-       {&KVConnectorOutput::finished_recving, &KVConnectorOutput::finished_sending})
-    for (const RequestId id : connector_.report().*transfers)
-      if (const auto step = outputs_.step_that_ends(transfers, id))
-        return fail(
-            "step {}: worker: a transfer of request {} completes, but already completed in step {}",
-            decision.step, decisions_.name(id), *step);
-  return {};
-}
-
 // Refuses more tokens or drafts than the step allows: at most one token and its drafts per row.
+// Where the recording's own decisions are followed, its audit judges them.
 Result<void> LockstepRun::check_output(const SchedulerOutput& decision,
                                        const ModelOutput& output) const {
   const auto size = [](const std::vector<std::uint32_t>& ends, std::size_t row) -> std::int64_t {

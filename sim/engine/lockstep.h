@@ -111,7 +111,6 @@ class LockstepRun {
   // Returns the decision with the worker's own counts and drafts. REQUIRES: sample() of the step.
   const SchedulerOutput& as_the_worker_counts(const SchedulerOutput& decision);
   Result<void> check_output(const SchedulerOutput& decision, const ModelOutput& output) const;
-  Result<void> check_transfers_end_once(const SchedulerOutput& decision) const;
   // The outputs that the engine processed in a step.
   struct OutputTaken {
     std::int64_t step = -1;  // the last one's step; -1: none, or one without a step

@@ -21,6 +21,7 @@
 #include "base/check.h"
 #include "reference/memory/content.h"
 #include "sim/engine/workload.h"
+#include "traces/formats/scheduler_protocol.h"
 
 namespace lockstep {
 namespace {
@@ -160,7 +161,7 @@ class TraceWorkload final : public Workload {
     std::vector<std::string_view> features;
     for (const TraceRecord& record : trace_->records)
       if (const auto* control = std::get_if<TraceControl>(&record))
-        features.emplace_back(control->preempts_running ? "reset_running" : "reset_prefix_cache");
+        features.push_back(reset_feature(control->preempts_running));
     return features;
   }
 

@@ -237,7 +237,7 @@ class EngineReporter final : public StepReporter {
     if (can("pause_state")) ask(pause_message(state), [](JsonObject&) {});
   }
   std::optional<bool> reset_prefix_cache(bool preempts_running, RecordedStep& step) override {
-    if (!can(preempts_running ? "reset_running" : "reset_prefix_cache")) return std::nullopt;
+    if (!can(reset_feature(preempts_running))) return std::nullopt;
     bool succeeded = false;
     const bool replied = ask(reset_message(preempts_running), [&](JsonObject& reply) {
       succeeded = read_reset(reply, header_, step);

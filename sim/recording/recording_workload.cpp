@@ -17,6 +17,7 @@
 #include "sim/connectors/recorded_connector.h"
 #include "sim/connectors/simulated_connector.h"
 #include "sim/foreign/reported_decisions.h"
+#include "traces/formats/scheduler_protocol.h"
 
 namespace lockstep {
 
@@ -259,7 +260,7 @@ class RecordedWorkload final : public GrowingRecording {
           if (event.kind == RecordedEvent::Kind::pause_state)
             features.emplace_back("pause_state");
           else if (event.kind == RecordedEvent::Kind::reset_prefix_cache)
-            features.emplace_back(event.resets_running ? "reset_running" : "reset_prefix_cache");
+            features.push_back(reset_feature(event.resets_running));
     return features;
   }
   std::string place() const override { return source_.place(); }

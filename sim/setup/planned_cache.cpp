@@ -171,8 +171,7 @@ Result<KVCacheConfig> plan_tensors(RunSpec& run, const CacheWishes& wishes, cons
   if (ends_at_blocks && longest < run.engine.mamba_block_size)
     return fail(
         "--max-num-batched-tokens or --long-prefill-token-threshold {}: prefills of {} end at "
-        "whole "
-        "blocks of {} tokens in mode align; use at least that",
+        "whole blocks of {} tokens in mode align; use at least that",
         longest, run.engine.engine, run.engine.mamba_block_size);
   LS_ASSIGN_OR_RETURN(auto whole, of_whole_model(plan.workers.front(), model, layers, options));
   keep_layers(run, whole, chosen);

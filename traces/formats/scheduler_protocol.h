@@ -39,6 +39,10 @@ std::string add_message(const RequestSpec& request);
 std::string abort_message(const std::string& name);
 std::string pause_message(PauseState state);
 std::string reset_message(bool preempts_running);
+// The feature that an engine needs for it.
+constexpr std::string_view reset_feature(bool preempts_running) {
+  return preempts_running ? "reset_running" : "reset_prefix_cache";
+}
 // Requests the decision of `step`. shows_tables: the reply must contain the tables of all running
 // requests.
 std::string schedule_message(std::int64_t step, bool shows_tables);
