@@ -4,7 +4,8 @@
 
 A stage whose share of the total grew beyond its limit fails: the feature that made it slower says
 so in its commit, with the new share. CPU times, the least of several runs: a busy machine changes
-them, hardly their ratios. A limit is the share of a stage that takes a quarter more time.
+them, hardly their ratios. Where a busy moment covers all runs of a stage, more runs find its least
+time. A limit is the share of a stage that takes a quarter more time.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from pathlib import Path
 LIMITS = Path(__file__).with_name("stage_shares.txt")
 STAGES = ("generate", "run", "audit", "invariants")  # each includes those before it
 RUNS = 5
+ROUNDS = 4  # of RUNS, as long as a stage is above its limit
 
 
-def cumulative_times(benchmarks: str) -> dict[str, float]:
-    least: dict[str, float] = {}
+def take_times(benchmarks: str, least: dict[str, float]) -> None:
+    """Lowers the cumulative times in `least` to those of further runs."""
     for _ in range(RUNS):  # in turns: a busy moment slows all stages
         out = subprocess.run(
             [
@@ -36,7 +38,6 @@ def cumulative_times(benchmarks: str) -> dict[str, float]:
         for row in json.loads(out)["benchmarks"]:
             stage = row["name"].split("/")[1]
             least[stage] = min(row["cpu_time"], least.get(stage, row["cpu_time"]))
-    return least
 
 
 def shares_of(times: dict[str, float]) -> dict[str, float]:
@@ -54,8 +55,14 @@ def limits() -> dict[str, float]:
 
 
 def main(arguments: list[str]) -> int:
-    shares, allowed = shares_of(cumulative_times(arguments[0])), limits()
-    grown = [stage for stage in STAGES if shares[stage] > allowed[stage]]
+    least: dict[str, float] = {}
+    allowed = limits()
+    for _ in range(ROUNDS):
+        take_times(arguments[0], least)
+        shares = shares_of(least)
+        grown = [stage for stage in STAGES if shares[stage] > allowed[stage]]
+        if not grown:
+            break
     for stage in STAGES:
         print(f"{stage:12} {shares[stage]:5.1f} %  limit {allowed[stage]:5.1f} %")
     if grown:
