@@ -57,6 +57,9 @@ void keep_last_words(std::string& words) {
   if (words.size() > 2 * kLastWordsBytes) words.erase(0, words.size() - kLastWordsBytes);
 }
 
+// Work that ends within this time does without /proc.
+constexpr std::chrono::milliseconds kAtOnce(20);
+
 std::chrono::milliseconds time_without_processor(pid_t child) {
   // Fields of schedstat, in nanoseconds: time on a processor, time in the run queue, number of
   // slices.
@@ -104,18 +107,20 @@ Result<void> FollowingChild::start() {
 // ends. False: neither happened within the time limit. REQUIRES: called by the parent.
 bool FollowingChild::listen(ChildAnswer& answer) const {
   const auto until = Clock::now() + time_limit_;
-  // Only time lost during this piece of work extends the limit.
-  const auto lost_before = time_without_processor(child_);
+  // Only time lost during this piece of work extends the limit. /proc is read only for work that
+  // does not end at once.
+  std::optional<std::chrono::milliseconds> lost_before;
   std::array<pollfd, 2> ends = {{{words_fd_, POLLIN, 0}, {line_fd_, POLLIN, 0}}};
   std::array<char, 4096> buffer;
   while (ends[0].fd >= 0 || ends[1].fd >= 0) {
     auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now());
-    // /proc is read only when the limit has passed, not in every round.
-    if (left.count() <= 0) left += time_without_processor(child_) - lost_before;
+    if (left.count() <= 0 && lost_before) left += time_without_processor(child_) - *lost_before;
     if (left.count() <= 0) return false;
+    if (!lost_before) left = std::min(left, kAtOnce);
     const int ready = ::poll(ends.data(), ends.size(), static_cast<int>(left.count()));
     // A signal that interrupts poll() is not a failure of the child.
     if (ready < 0 && errno != EINTR) return false;
+    if (ready == 0 && !lost_before) lost_before = time_without_processor(child_);
     if (ready <= 0) continue;
     for (pollfd& end : ends) {
       if (end.fd < 0 || end.revents == 0) continue;

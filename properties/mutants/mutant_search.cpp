@@ -222,13 +222,12 @@ class CaseSearch {
     report_ = std::move(large);
   }
 
-  // Judges the case in the child. A backend that failed may have written anywhere, so the next case
-  // gets a new child. With another engine every case does. Defects of the scheduler are wrong
-  // decisions and leave the process intact.
+  // Judges the case in the child. With another engine every case gets a new one. A planted defect
+  // leaves the process intact: decisions are only wrong, and kernels write inside the executor's
+  // reserved memory, which goes with the case.
   Result<Failure> judged_by_child(const SavedCase& saved) {
     auto failure = judge_in_child(saved, judging_, child_);
-    if (bench_.decider || !failure || (mutant_.site == MutantSite::backend && failure->failed()))
-      child_.end();
+    if (bench_.decider || !failure) child_.end();
     // A child that did not answer, or an engine that failed, has left the engine's process in an
     // unknown state.
     const bool is_whole = failure && failure->kind != "crash" && failure->kind != "hang" &&
@@ -290,7 +289,9 @@ class CaseSearch {
       report_.steps = result->steps;
       report_.size = size_of(result->smallest);
       report_.is_minimal = result->is_minimal;
-      // The smallest case may fail in another step, so its failure is read again.
+      // The smallest case may fail in another step, so its failure is read again, in a new child:
+      // the one that shrank has judged many failures.
+      child_.end();
       report_.failure = judged(result->smallest);
     }
     report_.shrink_seconds += seconds_since(begin);

@@ -411,6 +411,36 @@ void halve(SavedCase& saved) {
   }
 }
 
+// Drops the last tokens of a prompt, all but one.
+void cut_prompt(Prompt& prompt, std::int64_t tokens) {
+  while (tokens > 0 && prompt.size() > 1) {
+    TokenRun& last = prompt.runs.back();
+    const std::int64_t cut = std::min({tokens, std::int64_t{last.count}, prompt.size() - 1});
+    last.count -= static_cast<std::uint32_t>(cut);
+    tokens -= cut;
+    if (last.count == 0) prompt.runs.pop_back();
+  }
+  drop_unused_tokens(prompt);
+}
+
+// Lowers the longest request that the engine takes, and cuts the requests that would run past it:
+// a failure at the end of a request needs both. Outputs first, then prompts.
+void lower_model_length(ShrinkTrial& trial) {
+  for (const bool cuts_prompts : {false, true})
+    trial.lower_with(
+        2, [](SavedCase& saved) { return std::int64_t{saved.engine.max_model_len}; },
+        [&](SavedCase& saved, std::int64_t length) {
+          saved.engine.max_model_len = static_cast<std::int32_t>(length);
+          for (TraceRequest* request : trace_requests_of(saved)) {
+            RequestSpec& spec = request->spec;
+            const std::int64_t past = spec.prompt.size() + spec.max_tokens - length;
+            if (past > 0 && cuts_prompts) cut_prompt(spec.prompt, past);
+            const std::int64_t left = std::max<std::int64_t>(1, length - spec.prompt.size());
+            if (left < spec.max_tokens) request->end_at_length(static_cast<std::int32_t>(left));
+          }
+        });
+}
+
 }  // namespace
 
 // Logarithmic: a case with blocks of 16 tokens takes at most four rounds.
@@ -421,6 +451,7 @@ void shrink_scale(ShrinkTrial& trial) {
       plan_again(saved);
     });
   }
+  lower_model_length(trial);
 }
 
 }  // namespace lockstep

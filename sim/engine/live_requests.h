@@ -74,10 +74,13 @@ class LiveRequests {
   // Ends the request for its client: its name becomes free, its id stays live.
   void leave(RequestId id) {
     ids_.erase(at(id).name);
-    left_.push_back(id);
+    left_.push_back({at(id).name, at(id).ticket});
   }
-  // Returns the requests that finished since the last call, in order. They stay live.
-  std::vector<RequestId> take_left() { return std::exchange(left_, {}); }
+  // Returns names and tickets of the requests that finished since the last call, in order: their
+  // ids may have been given to others.
+  std::vector<std::pair<std::string, std::uint64_t>> take_left() {
+    return std::exchange(left_, {});
+  }
   // Ends the life of requests that a decision reported finished: their ids may be reused.
   void forget(std::span<const RequestId> finished) {
     for (const RequestId id : finished) {
@@ -89,7 +92,7 @@ class LiveRequests {
  private:
   IdVector<RequestId, LiveRequest> requests_;
   std::unordered_map<std::string, RequestId> ids_;
-  std::vector<RequestId> left_;
+  std::vector<std::pair<std::string, std::uint64_t>> left_;
 };
 
 // Outputs of steps that the engine has not processed yet, oldest first: with asynchronous

@@ -129,7 +129,9 @@ Result<bool> LockstepRun::execute_step(const AgreedBatch& agreed) {
   const SchedulerOutput& decision = *decision_;
   // Before sample(): the report names transfers of earlier steps.
   LS_RETURN_IF_ERROR(connector_.take_report(decision, outputs_));
-  if (memory_ != nullptr && goes_on_with_unknown_tokens(decision)) {
+  // Without memory, the model's own decisions need no tokens.
+  const bool reads_tokens = memory_ != nullptr || decisions_.model() == nullptr;
+  if (reads_tokens && goes_on_with_unknown_tokens(decision)) {
     summary_.not_checked.push_back(
         fmt::format("step {} and later steps: they continue with tokens of a step in flight that "
                     "the recording does not have",
@@ -162,6 +164,8 @@ Result<bool> LockstepRun::execute_step(const AgreedBatch& agreed) {
   before_.events.clear();
   // Events between decision and output: a client disconnects while the step is in flight.
   workload_.while_running(before_.events);
+  // The engine may give the id of a request that the decision reports finished to one of these.
+  requests_.forget(decision.finished);
   if (!before_.events.empty()) {
     before_.resets.clear();
     LS_RETURN_IF_ERROR(apply_events());
@@ -207,15 +211,13 @@ Result<bool> LockstepRun::end_step(const OutputTaken& output) {
   const bool go_on = observe(&StepObserver::finished, stopped_, is_async ? output.step : -1);
   // Advances the clock, so finished requests get the time at the end of the step.
   workload_.step_done(decision.total_num_scheduled_tokens);
-  for (const RequestId id : requests_.take_left())
-    workload_.request_left(requests_.at(id).name, requests_.at(id).ticket);
+  for (const auto& [name, ticket] : requests_.take_left()) workload_.request_left(name, ticket);
   // An output may have ended requests and freed blocks for waiting ones, so the next step may
   // schedule them although this one was empty.
   const bool made_room =
       output.step >= 0 && !output.is_empty && decisions_.has_unfinished_requests();
   idle_ = decision.scheduled.empty() && decision.preempted.empty() && outputs_.hold_nothing() &&
           !made_room;
-  requests_.forget(decision.finished);
   return go_on;
 }
 
@@ -567,7 +569,7 @@ std::int64_t LockstepRun::take_output() {
 // reported: the engine would block on its output queue.
 bool LockstepRun::has_nothing_to_decide() const {
   return !decisions_.has_unfinished_requests() && decisions_.held().empty() &&
-         requests_.num_live() == std::ssize(decision_->finished);
+         requests_.num_live() == 0;
 }
 
 // After a failed load the engine drops what was sampled after the unfilled blocks, but not what is

@@ -237,6 +237,23 @@ TEST(Shrinker, StepsCountBeforeTokens) {
   EXPECT_EQ(result->steps, 2);
 }
 
+TEST(Shrinker, TheModelLengthShrinksWithTheOutputThatReachesIt) {
+  SavedCase first = large_case(1);
+  const auto left = [](const SavedCase& saved, const RequestSpec& request) {
+    return saved.engine.max_model_len - request.prompt.size();
+  };
+  for (TraceRequest* request : trace_requests_of(first))
+    request->end_at_length(static_cast<std::int32_t>(left(first, request->spec)));
+  const auto reaches_the_end = [&](const SavedCase& saved) {
+    return std::ranges::any_of(requests_of(saved), [&](const RequestSpec* request) {
+      return request->max_tokens >= 3 && request->max_tokens == left(saved, *request);
+    });
+  };
+  const auto result = shrink(first, when(reaches_the_end));
+  ASSERT_TRUE(result);
+  EXPECT_EQ(result->smallest.engine.max_model_len, 4) << saved_case_to_text(result->smallest);
+}
+
 TEST(Shrinker, ARecordingBecomesATraceWhereTheFailureLetsIt) {
   const SavedCase start = recorded(large_case(10));
   const auto result =

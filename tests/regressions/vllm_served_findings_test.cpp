@@ -186,13 +186,27 @@ TEST(VllmServedFindings, TheModelCutsAPaddedRequestTooUnlessTwoTokensAreLetThrou
 TEST(VllmServedFindings, WhatIsRightIsNotAccused) {
   for (const std::string name :
        {"hit_of_a_prefill_checkpoint", "window_is_computed_again", "nobody_is_let_in_by_a_pause",
-        "name_used_again_at_its_end", "ends_with_steps_in_flight"}) {
+        "name_used_again_at_its_end", "id_used_again_in_a_step", "ends_with_steps_in_flight"}) {
     SCOPED_TRACE(name);
     const auto audited =
         audit_recording(std::string(LOCKSTEP_SOURCE_DIR) + "/tests/regressions/" + name + ".jsonl");
     ASSERT_TRUE(audited) << audited.error().message;
     EXPECT_TRUE(audited->findings.empty()) << audited->findings[0].what;
     EXPECT_GT(audited->reads_checked, 0);
+  }
+}
+
+// A step reports one request finished, and another arrives while it runs: the model gives it the
+// id, which the loop still took for the finished one's.
+TEST(VllmServedFindings, AnIdIsFreeForARequestThatArrivesInTheSameStep) {
+  auto recording = read_recording(std::string(LOCKSTEP_SOURCE_DIR) +
+                                  "/tests/regressions/id_used_again_in_a_step.jsonl");
+  ASSERT_TRUE(recording) << recording.error().message;
+  for (const Decides decide : {Decides::recording, Decides::model}) {
+    const auto saved = case_of("id_used_again_in_a_step", *recording, decide);
+    ASSERT_TRUE(saved) << saved.error().message;
+    const Outcome outcome = judge(*saved);
+    EXPECT_EQ(outcome.kind, OutcomeKind::agreed) << outcome.what;
   }
 }
 
