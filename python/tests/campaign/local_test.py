@@ -11,13 +11,14 @@ import tempfile
 import time
 import unittest
 from pathlib import Path
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT / "python"), str(ROOT / "python" / "tests" / "campaign")]
 
 from processes import processes
 
-from lockstep_campaign import campaign, executors, fuzz_run, loop, tasks
+from lockstep_campaign import campaign, executors, fuzz_run, loop, outputs, tasks
 
 LOCKSTEP = os.environ.get("LOCKSTEP", "")
 SKIPPED = 77
@@ -40,7 +41,9 @@ class Campaign(unittest.TestCase):
         self.out = self.folder / "out"
 
     def start(self, *words: str) -> "subprocess.Popen[str]":
-        command = [LOCKSTEP, "campaign", "--out", str(self.out), *words]
+        is_list = {"audit", "conform", "mutants"} & {*words}
+        out = () if is_list else ("--out", str(self.out))
+        command = [LOCKSTEP, "campaign", *out, *words]
         pipe = subprocess.PIPE
         return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=ROOT)
 
@@ -186,6 +189,35 @@ class Campaign(unittest.TestCase):
         self.assertEqual(spread.ended.given_up, why)
         self.assertNotIn("seeds 16 to 20", executor.started)
 
+    def test_a_task_that_a_signal_stopped_early_runs_again(self) -> None:
+        statuses = [143, 130, -signal.SIGTERM, -signal.SIGKILL, 1]
+        executor = mock.Mock(**{"size.return_value": 1})
+        executor.wait = lambda seconds: tasks.Done(
+            task, "w", statuses[executor.start.call_count - 1], "", "a part", {}, 1)  # fmt: skip
+        spread, task, taken = loop.Loop(executor), tasks.Task("a task", ()), []
+        spread.add(task, lambda done: taken.append(done.status))
+        spread.work()
+        self.assertEqual((taken, spread.ended.given_up), ([1], ""))
+        self.assertEqual(spread.ended.lost[1], "a task: ended by signal 2: a part")
+
+    def test_files_that_are_not_recordings_are_counted_and_refused_in_order(self) -> None:
+        samples = ROOT / "traces/samples/recordings/vllm-0.22.1"
+        with tempfile.TemporaryDirectory(dir=ROOT) as name:
+            folder = Path(name)
+            recording = (samples / "full_attention/0001.jsonl").read_text()
+            plans = (samples / "layouts.jsonl").read_text()
+            for file, text in (("a.txt", "1"), ("m.jsonl", recording), ("z.txt", "2"),
+                               ("y.jsonl", ""), ("b.jsonl", "x"), ("n.jsonl", recording[:-300]),
+                               ("c.jsonl", plans), ("k.jsonl", recording.replace("16", "17"))):
+                (folder / file).write_text(text)  # fmt: skip
+            other = str((samples / "full_attention").relative_to(ROOT))
+            for words in (("audit", folder.name),
+                          ("conform", other, folder.name, f"{folder.name}/b.jsonl")):  # fmt: skip
+                one = lockstep(*words, "--json", "-")
+                for workers in ("1", "4"):
+                    status, out, err = self.campaign("--workers", workers, *words)
+                    self.assertEqual((status, out), (one.returncode, one.stdout), err)
+
     def test_recordings_and_defects_are_judged_in_parts(self) -> None:
         whole, parts = self.folder / "whole.json", self.folder / "parts.json"
         for words in (("audit", "traces/samples/recordings"),
@@ -311,6 +343,53 @@ class Campaign(unittest.TestCase):
         self.assertIn(report["files"], range(1, 85))
         self.assertEqual(report["refusals"], [])
 
+    def test_a_signal_before_the_first_task_ends_without_a_traceback(self) -> None:
+        script = f"""if True:
+            import builtins, os, runpy, sys
+            real = builtins.__import__
+            def slow(name, *more, **named):
+                if name == "argparse":
+                    os.kill(os.getpid(), {int(signal.SIGINT)})
+                return real(name, *more, **named)
+            builtins.__import__, sys.path[0] = slow, {str(ROOT / "python")!r}
+            runpy.run_module("lockstep_campaign", run_name="__main__")"""
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+        self.assertEqual(done.stderr, "Interrupted: nothing was checked.\n")
+        self.assertEqual(done.returncode, 128 + signal.SIGINT)
+
+    def test_outputs_follow_links_and_keep_what_is_not_theirs(self) -> None:
+        metrics, link, other = (self.folder / name for name in ("m", "m.prom", "m.partial"))
+        metrics.write_text("old")
+        metrics.chmod(0o640)
+        link.symlink_to(metrics)
+        other.write_text("not the campaign's")
+        fifo = self.folder / "fifo"
+        os.mkfifo(fifo)
+        words = ("--canary", "", "fuzz", "--backend", "none", "--runs", "3")
+        process = self.start("--metrics", str(link), *words, "--json", str(fifo))
+        report = fifo.read_text()
+        _, err = process.communicate()
+        self.assertEqual(process.returncode, 0, err)
+        self.assertEqual(report, (self.out / "report.json").read_text())
+        self.assertTrue(link.is_symlink() and fifo.is_fifo())
+        self.assertIn("lockstep_campaign_cases 3\n", metrics.read_text())
+        self.assertEqual((metrics.stat().st_mode & 0o777, other.read_text()),
+                         (0o640, "not the campaign's"))  # fmt: skip
+
+    def test_a_full_disk_keeps_the_old_file_and_the_history(self) -> None:
+        words = ("--canary", "", "fuzz", "--backend", "none", "--runs", "3")
+        status, _, err = self.campaign(*words, "--json", "/dev/full")
+        self.assertEqual(status, 2)
+        self.assertIn("/dev/full: cannot be written: No space left on device", err)
+        self.assertTrue((self.out / "history.json").exists())
+        path = self.folder / "old"
+        path.write_text("old")
+        with (mock.patch.object(os, "fsync", side_effect=OSError(28, "No space left")),
+              self.assertRaisesRegex(loop.Refused, "old: cannot be written: No space left")):
+            outputs.write_output(path, "new")  # fmt: skip
+        self.assertEqual([one.name for one in self.folder.glob("old*")], ["old"])
+        self.assertEqual(path.read_text(), "old")
+
     def test_help_is_help_wherever_it_is(self) -> None:
         for words in (("--help",), ("fuzz", "--help"), ("audit", "-h")):
             status, out, err = self.campaign(*words)
@@ -383,6 +462,11 @@ class Campaign(unittest.TestCase):
             (("mutants", "hash-stale", "--junit", "x"), "--junit does not suit"),
             (("audit", "traces", "--summary=x"), "--summary does not suit a campaign of audit"),
             (("audit", "traces", "--json"), "--json: expected one argument"),
+            *(((option, "1s", "audit", "traces"), f"{option} does not suit a campaign of audit")
+              for option in ("--budget", "--canary", "--metrics", "--out")),
+            (("--shard-cases", "3", "mutants"), "--shard-cases does not suit a campaign of mut"),
+            (("--metrics", f"{self.out}/./history.json", "fuzz", "--runs", "3"), "own file"),
+            (("fuzz", "--runs", "3", "--json", f"{self.out}/page.html"), "own file; give another"),
             (("audit", "traces", "--min-hit-share", "101"), "101 is not in range 0 to 100"),
         ):
             status, _, err = self.campaign(*words)
