@@ -33,6 +33,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -91,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
                         help="options that plant a defect, which must be found; '': none")
     parser.add_argument("--out", type=Path, default=Path(".lockstep/campaign"), metavar="DIR",
                         help="folder of the report and what was found (.lockstep/campaign)")
-    parser.add_argument("--metrics", metavar="FILE",
+    parser.add_argument("--metrics", metavar="FILE|-",
                         help="the figures of the page as text for Prometheus")
     return parser
 
@@ -127,7 +128,7 @@ def _stop_at_signals(loop: Loop, stopped: list[int]) -> None:
         if stopped:
             os._exit(128 + number)
         stopped.append(number)
-        loop.stops = True
+        loop.interrupted = True
         say("stopping after the tasks that run; the next signal stops at once")
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -141,10 +142,10 @@ def _commit_of(program: str) -> str:
     return done.stdout.strip() if done.returncode == 0 else f"build {digest_of(program)[:12]}"
 
 
-def _write_report(done: Done, out: Path, json_path: str | None) -> None:
+def _write_report(done: Done, out: Path, outputs: Mapping[str, str | None]) -> None:
     write_output(out / "report.txt", done.out)
     write_output(out / REPORT, done.files[REPORT].decode())
-    if json_path == "-":
+    if "-" in (outputs["--json"], outputs["--metrics"]):
         sys.stderr.write(done.out)
         return
     sys.stdout.write(done.out)
@@ -208,37 +209,47 @@ def run(words: list[str]) -> int:
         tempfile.TemporaryFile(dir=out).close()
     except OSError as error:
         raise Refused(f"--out: {out}: {error.strerror}") from None
-    for option, path in (fuzz_run.outputs | {"--metrics": arguments.metrics}).items():
+    outputs = fuzz_run.outputs | {"--metrics": arguments.metrics}
+    options = {os.path.realpath(out / name): "a file of --out" for name in _OUTPUTS}
+    for option, path in outputs.items():
         check_output(option, path)
-        if path and os.path.realpath(path) in {os.path.realpath(out / name) for name in _OUTPUTS}:
-            raise Refused(f"{option}: {path}: is the campaign's own file; give another name")
+        key = path if path in (None, "-") else os.path.realpath(path)
+        if key and options.setdefault(key, option) != option:
+            raise Refused(f"{option}: {path} is also given as {options[key]}; use another file")
     lock(out)
     history, commit = History.read(out), _commit_of(program.path)
     canary = fuzz_run.canary() if arguments.canary is None else arguments.canary
     stopped: list[int] = []
     began = time.time()
     executor = _executor(arguments, run_here)
-    with tempfile.TemporaryDirectory(prefix="lockstep-campaign-") as folder:
-        campaign = Campaign(fuzz_run, executor, Path(folder))
-        ended, found = campaign.ended, campaign.found
-        _stop_at_signals(campaign, stopped)
-        for case in history.failing(out):
-            campaign.replay(case)
-        if canary:
-            campaign.plant_canary(canary)
-        campaign.work()
-        if not (parts := campaign.parts()):
-            if stopped and not ended.given_up:
-                return _interrupted(stopped[0], "no shard ended, so there is no report")
-            raise Refused(ended.given_up or "--budget ended before the first shard; give more time")
+    shards = out / "shards"  # outlives a report that cannot be made, as on a full disk
+    shutil.rmtree(shards, ignore_errors=True)
+    shards.mkdir()
+    campaign = Campaign(fuzz_run, executor, shards)
+    ended, found = campaign.ended, campaign.found
+    _stop_at_signals(campaign, stopped)
+    for case in history.failing(out):
+        campaign.replay(case)
+    if canary:
+        campaign.plant_canary(canary)
+    campaign.work()
+    if not (parts := campaign.parts()):
+        if stopped and not ended.given_up:
+            return _interrupted(stopped[0], "no shard ended, so there is no report")
+        raise Refused(ended.given_up or "--budget ended before the first shard; give more time")
+    try:
         done = fuzz_run.merge(parts, run_here, stopped)
         report = report_of(done)
-        _write_report(done, out, fuzz_run.json_path)
-        history.take_replays(found.still_fail, commit)
-        history.take_report(report, commit)
-        if not stopped:
-            campaign.shrink(history.unsaved(), out / "found")
-        executor.close()
+        _write_report(done, out, outputs)
+    except (Refused, CannotRun, OSError) as error:
+        again = f"lockstep fuzz --merge {shlex.quote(str(shards))}/*.json"
+        raise Refused(f"{error}\nWhat the shards found is kept: {again}") from None
+    shutil.rmtree(shards)
+    history.take_replays(found.still_fail, commit)
+    history.take_report(report, commit)
+    if not stopped:
+        campaign.shrink(history.unsaved(), out / "found")
+    executor.close()
     history.take_saved(out)
     night = Night(began, round(ended.seconds, 1), commit, report["cases"], report["steps"],
                   classes_reached(report["tally"]), len(report["failures"]), found.canary,
@@ -249,8 +260,8 @@ def run(words: list[str]) -> int:
     figures = figures_of(report, ended, found, history, night, shlex.join(canary), command)
     write_output(out / "page.html", page(figures))
     # After the history: a full disk must not lose what was found.
-    if fuzz_run.json_path:
-        write_output(fuzz_run.json_path, done.files[REPORT].decode())
+    if outputs["--json"]:
+        write_output(outputs["--json"], done.files[REPORT].decode())
     if arguments.metrics:
         write_output(arguments.metrics, prometheus(figures))
     say(f"Page: {out / 'page.html'}")

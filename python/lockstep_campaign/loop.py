@@ -60,6 +60,7 @@ class Loop:
         self.started = time.monotonic()
         self.ended = Ended()
         self.stops = False  # ask for no more tasks
+        self.interrupted = False  # start none of the queue either
         self._queue: deque[Task] = deque()
         self._tries: dict[str, int] = {}
 
@@ -92,11 +93,15 @@ class Loop:
         return None
 
     def _next_task(self) -> Task | None:
+        if self.interrupted:
+            return None
         if self._queue:
             return self._queue.popleft()
         return None if self.stops else self.more()
 
     def _again(self, ended: Done | Lost) -> None:
+        if self.interrupted:  # a service manager stops the tasks too
+            return
         number = _signal_of(ended) if isinstance(ended, Done) else signal.SIGKILL
         why = ended.why if isinstance(ended, Lost) else (
             f"ended by signal {number}: {last_line(ended.err)}")  # fmt: skip

@@ -133,6 +133,15 @@ class Campaign(unittest.TestCase):
         fails = sum(name.startswith("lockstep_campaign_bucket_fails{") for name in samples)
         self.assertEqual(fails, len(report["buckets"]))
 
+    def test_metrics_on_standard_output_leave_the_text_to_standard_error(self) -> None:
+        words = ("--metrics", "-", "--canary", "", "fuzz", "--backend", "none", "--runs", "3")
+        status, out, err = self.campaign(*words)
+        self.assertEqual((status, out[:26]), (0, "# HELP lockstep_campaign_i"), err)
+        self.assertIn("Verdict: agreed.", err)
+        status, _, err = self.campaign(*words, "--json", "-")
+        self.assertEqual(status, 2)
+        self.assertIn("--metrics: - is also given as --json; use another file", err)
+
     def test_the_nightly_workflow_runs_a_campaign_that_exists(self) -> None:
         text = (ROOT / ".github" / "workflows" / "nightly.yml").read_text()
         (command,) = re.findall(r"\./run (campaign .*(?:\n {10}.*)*)", text)
@@ -327,6 +336,21 @@ class Campaign(unittest.TestCase):
         nights = json.loads((self.out / "history.json").read_text())["nights"]
         self.assertEqual([one["interrupted"] for one in nights], [True, False])
 
+    def test_an_interrupted_queue_starts_no_further_task(self) -> None:
+        executor = mock.Mock(**{"size.return_value": 1})
+        spread = loop.Loop(executor)
+        first, second = tasks.Task("first", ()), tasks.Task("second", ())
+
+        def wait(seconds: float) -> tasks.Done:
+            spread.interrupted = True
+            return tasks.Done(executor.start.call_args.args[0], "w", 0, "", "", {}, 1)
+
+        executor.wait = wait
+        spread.add(first, lambda done: None)
+        spread.add(second, lambda done: None)
+        spread.work()
+        executor.start.assert_called_once_with(first)
+
     def test_an_interrupted_audit_writes_what_it_has(self) -> None:
         path = self.folder / "audit.json"
         process = self.start("--workers", "1", "audit", "traces/samples/recordings",
@@ -431,6 +455,15 @@ class Campaign(unittest.TestCase):
             self.assertEqual(status, 2, err)
             self.assertRegex(err, f"^lockstep: campaign: --out: {out_folder}: {why}.*\n$")
 
+    def test_a_report_that_cannot_be_written_leaves_what_the_shards_found(self) -> None:
+        (self.out / "report.json").mkdir(parents=True)
+        runs = ("fuzz", "--backend", "none", "--runs", "30", "--mutant", "hash-stale")
+        status, _, err = self.campaign("--canary", "", "--shard-cases", "10", *runs)
+        self.assertEqual(status, 2, err)
+        (again,) = re.findall("What the shards found is kept: lockstep (.*)\n", err)
+        merged = subprocess.run(f"{LOCKSTEP} {again}", shell=True, capture_output=True, text=True)
+        self.assertEqual(merged.stdout, without_time(lockstep(*runs).stdout))
+
     def test_a_merge_without_a_report_is_refused(self) -> None:
         run = fuzz_run.FuzzRun(["--runs", "3"], None, None)
         done = run.merge([], lambda task: tasks.Done(task, "w", 2, "", "disk full\n", {}, 1), [])
@@ -465,8 +498,8 @@ class Campaign(unittest.TestCase):
             *(((option, "1s", "audit", "traces"), f"{option} does not suit a campaign of audit")
               for option in ("--budget", "--canary", "--metrics", "--out")),
             (("--shard-cases", "3", "mutants"), "--shard-cases does not suit a campaign of mut"),
-            (("--metrics", f"{self.out}/./history.json", "fuzz", "--runs", "3"), "own file"),
-            (("fuzz", "--runs", "3", "--json", f"{self.out}/page.html"), "own file; give another"),
+            (("--metrics", f"{self.out}/./history.json", "fuzz", "--runs", "3"), "a file of --out"),
+            (("fuzz", "--runs", "3", "--json", f"{self.out}/page.html"), "as a file of --out"),
             (("audit", "traces", "--min-hit-share", "101"), "101 is not in range 0 to 100"),
         ):
             status, _, err = self.campaign(*words)
