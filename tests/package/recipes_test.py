@@ -161,6 +161,11 @@ class RecipesTest(support.InFolder):
         self.assertEqual(len(list((results / "cases").glob("*.min.case.jsonl"))), 1)
         self.assertIn("lockstep explain lockstep-results/cases/", self.summary.read_text())
 
+    def test_the_script_of_the_clone_ignores_no_word(self) -> None:
+        for words in (("test", "audit"), ("sanitize", "address", "extra"), ("wheel", "a", "b")):
+            said = support.run(support.ROOT / "run", *words, expect=2)
+            self.assertIn(f"takes no further word; found {words[-1]}", said.stdout)
+
     def test_the_action_names_files_that_are_there(self) -> None:
         text = (ACTION / "action.yml").read_text()
         for step in re.findall(r"\$GITHUB_ACTION_PATH/(\S+)\" (\w+)", text):
