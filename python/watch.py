@@ -38,6 +38,9 @@ _RECORDERS = (("scenarios", "record_scenarios.py", ()),
               ("served", "record_scenarios.py", ("--served",)),
               ("connectors", "record_connectors.py", ()),
               ("hisparse", "record_hisparse.py", ()))  # fmt: skip
+# Of each kind of generated cases. A case of the worker costs a second of CPU time, minutes if its
+# requests preempt each other without end.
+_FUZZ_SECONDS = 1200
 _TABLES = ("vllm_reads_test.py", "vllm_calls_test.py")
 
 
@@ -260,8 +263,8 @@ def gauge(watched: Watched) -> Section:
         runs.insert(0, (f"scheduler of {watched.last}", ["--decisions", last]))
     for name, options in runs:
         _, text, found = watched.lockstep(
-            "fuzz", *options, "--runs", str(watched.runs), "--no-shrink",
-            "--save", watched.folder / "found" / name.replace(" ", "_"))  # fmt: skip
+            "fuzz", *options, "--runs", str(watched.runs), "--seconds", str(_FUZZ_SECONDS),
+            "--no-shrink", "--save", watched.folder / "found" / name.replace(" ", "_"))  # fmt: skip
         cases, agreed, refused = found["cases"], found["agreed"], found["refused"]
         bad = len(found["failures"])
         if bad and all(one["check"] == "harness" for one in found["failures"]):
@@ -308,7 +311,8 @@ def main() -> None:
     parser.add_argument("release", metavar="ENGINE==RELEASE", help="of vllm or sglang")
     parser.add_argument("--out", type=Path, help="folder of the page and recordings")
     parser.add_argument("--seeds", type=count, default=20, help="scenarios of each family (20)")
-    parser.add_argument("--runs", type=count, default=300, help="cases of each kind of fuzz (300)")
+    parser.add_argument("--runs", type=count, default=300,
+                        help="generated cases of each kind (300), in at most 20 minutes")
     earlier_one = "the newest earlier one (with a profile, if the engine has any)"
     parser.add_argument("--compared-with", metavar="RELEASE", default="", help=earlier_one)
     parser.add_argument("--json", metavar="FILE", help="the result as JSON")

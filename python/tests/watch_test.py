@@ -137,6 +137,8 @@ class Watch(unittest.TestCase):
 
     def test_its_own_profile_and_later_ones_are_left_out(self) -> None:
         self.run_watch("vllm==0.32.0")
+        fuzz = [words for words in self.asked if words[0] == "fuzz"]
+        self.assertEqual([words[words.index("--seconds") + 1] for words in fuzz], ["1200"] * 3)
         fit = next(words for words in self.asked if words[0] == "fit")
         self.assertEqual(fit[-3:], ("--leave-out", "vllm-0.32.0", "vllm-0.33.0"))
 

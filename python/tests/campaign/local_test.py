@@ -297,7 +297,7 @@ class Campaign(unittest.TestCase):
             self.assertEqual(run.of_report, ["--corpus", str(corpus)])
 
     def test_a_budget_ends_a_campaign_of_new_seeds(self) -> None:
-        status, out, err = self.campaign("--budget", "1s", "fuzz", "--backend", "none")
+        status, out, err = self.campaign("--budget", "3s", "fuzz", "--backend", "none")
         self.assertEqual(status, 0, err)
         self.assertIn(f'"first_seed":{time.strftime("%Y%m%d")}00000000,',
                       (self.out / "report.json").read_text())  # fmt: skip
