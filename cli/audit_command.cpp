@@ -96,6 +96,7 @@ Result<AuditTotals> audit_all(const std::vector<std::string>& paths, AuditedRule
     }
     add(std::move(*file), totals);
   }
+  sort_and_unite(totals.refused);
   return totals;
 }
 
@@ -163,11 +164,12 @@ std::vector<std::string> not_checked_of(const AuditTotals& totals) {
   if (totals.skipped > 0)
     not_checked.push_back(
         fmt::format("{} that the audit does not follow", counted(totals.skipped, "recording")));
-  // Without counts: a campaign unites the lists of its parts.
+  // Without counts, and sorted: a campaign unites the lists of its parts.
   std::set<std::string> of_files;
   for (const AuditFile& file : totals.files)
     of_files.insert(file.not_checked.begin(), file.not_checked.end());
   not_checked.insert(not_checked.end(), of_files.begin(), of_files.end());
+  std::ranges::sort(not_checked);
   return not_checked;
 }
 

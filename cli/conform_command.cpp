@@ -44,7 +44,7 @@ struct ConformTotals {
   std::int64_t files() const;  // files that were compared
   std::int64_t plans() const;
   std::int64_t agreed() const;  // recordings and plans that agree: a file of plans counts per plan
-  // The first mismatch of each recording, then that of each plan.
+  // The first mismatch of each recording and of each plan, sorted by file.
   std::vector<ConformMismatch> mismatches() const;
 };
 
@@ -125,6 +125,7 @@ std::vector<ConformMismatch> ConformTotals::mismatches() const {
   for (const LayoutConformance& file : layouts) {
     for (const LayoutMismatch& plan : file.mismatches) mismatches.push_back(plan.mismatch);
   }
+  std::ranges::stable_sort(mismatches, {}, &ConformMismatch::file);
   return mismatches;
 }
 
@@ -139,10 +140,9 @@ std::map<std::string, std::string> strangers_of(const ConformSummary& schedules)
 }
 
 std::vector<std::string> not_checked_of(const ConformTotals& totals) {
-  std::vector<std::string> not_checked;
+  std::vector<std::string> not_checked = {"memory: no page is written or read"};
   if (!totals.schedules.files.empty())
     not_checked.emplace_back("whether recorded decisions are right: `lockstep audit`");
-  not_checked.emplace_back("memory: no page is written or read");
   return not_checked;
 }
 
@@ -271,6 +271,7 @@ ConformTotals compare(ConformInputs inputs, const std::string& engine, int jobs)
     else
       totals.refused.push_back({path, layouts.error().message});
   }
+  sort_and_unite(totals.refused);
   return totals;
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <set>
 
 #include "base/json_reader.h"
 #include "base/line_reader.h"
@@ -47,7 +48,9 @@ bool is_damaged(const std::string& path) {
   return !json.parse(line) || !json.root().is_object();
 }
 
-Result<void> add_folder(const std::string& folder, ConformInputs& inputs) {
+// `others`: files that are neither.
+Result<void> add_folder(const std::string& folder, ConformInputs& inputs,
+                        std::set<std::string>& others) {
   std::error_code error;
   // The order of a directory is the file system's; find_conform_inputs() sorts afterwards.
   fs::recursive_directory_iterator entries(folder, error);
@@ -59,7 +62,7 @@ Result<void> add_folder(const std::string& folder, ConformInputs& inputs) {
     if (!format && is_damaged(path))
       inputs.refused.push_back({path, format.error().message});
     else if (!format || !add(path, *format, inputs))
-      ++inputs.others;
+      others.insert(path);
   }
   if (error) return fail("{}: {}", folder, error.message());
   return {};
@@ -76,13 +79,14 @@ void sort_and_unite(std::vector<std::string>& paths) {
 Result<ConformInputs> find_conform_inputs(const std::vector<std::string>& paths) {
   ConformInputs inputs;
   std::vector<RefusedFile> empty;  // folders
+  std::set<std::string> others;
   for (const std::string& path : paths) {
     std::error_code error;
     const bool folder = fs::is_directory(path, error);
     const std::size_t found = inputs.schedules.size() + inputs.layouts.size();
     if (!folder)
       add_file(path, inputs);
-    else if (Result<void> added = add_folder(path, inputs); !added)
+    else if (Result<void> added = add_folder(path, inputs, others); !added)
       inputs.refused.push_back({path, added.error().message});
     else if (inputs.schedules.size() + inputs.layouts.size() == found)
       empty.push_back({path, path + ": contains no recording"});
@@ -93,7 +97,15 @@ Result<ConformInputs> find_conform_inputs(const std::vector<std::string>& paths)
   if (inputs.schedules.empty() && inputs.layouts.empty() && inputs.refused.empty())
     return fail("{}", empty.front().reason);
   inputs.refused.insert(inputs.refused.end(), empty.begin(), empty.end());
+  sort_and_unite(inputs.refused);
+  inputs.others += std::ssize(others);
   return inputs;
+}
+
+void sort_and_unite(std::vector<RefusedFile>& refused) {
+  std::ranges::stable_sort(refused, {}, &RefusedFile::file);
+  const auto same = std::ranges::unique(refused, {}, &RefusedFile::file);
+  refused.erase(same.begin(), same.end());
 }
 
 std::string refused_text(std::span<const RefusedFile> refused) {

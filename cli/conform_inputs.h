@@ -20,7 +20,7 @@ struct ConformInputs {
   // Named paths that do not exist, files that are neither, folders without either, and files of a
   // folder that are named *.jsonl or *.jsonl.gz and do not begin with a JSON object.
   std::vector<RefusedFile> refused;
-  std::int64_t others = 0;  // files in named folders that are neither
+  std::int64_t others = 0;  // files in named folders that are neither, each once
 };
 
 // Searches folders recursively. A file that is named and is not a recording is refused; one of
@@ -28,6 +28,8 @@ struct ConformInputs {
 // no recording. REQUIRES: at least one path.
 Result<ConformInputs> find_conform_inputs(const std::vector<std::string>& paths);
 
+// Sorts by file, each file once: an order that neither folders nor parts of a campaign decide.
+void sort_and_unite(std::vector<RefusedFile>& refused);
 // Returns the refused files for a summary on the terminal, one line each, at most 20; empty: none.
 std::string refused_text(std::span<const RefusedFile> refused);
 // [{file, reason}]

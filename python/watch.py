@@ -19,6 +19,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,9 @@ PYTHON = Path(__file__).resolve().parent
 sys.path.insert(0, str(PYTHON))
 
 import watch_releases  # noqa: E402
+from lockstep_campaign.fuzz_run import count  # noqa: E402
+from lockstep_campaign.loop import Refused  # noqa: E402
+from lockstep_campaign.outputs import check_output, write_output  # noqa: E402
 from lockstep_engines import set_up  # noqa: E402
 
 LOCKSTEP = os.environ.get("LOCKSTEP", "lockstep")
@@ -34,6 +38,9 @@ _RECORDERS = (("scenarios", "record_scenarios.py", ()),
               ("served", "record_scenarios.py", ("--served",)),
               ("connectors", "record_connectors.py", ()),
               ("hisparse", "record_hisparse.py", ()))  # fmt: skip
+# Of each kind of generated cases. A case of the worker costs a second of CPU time, minutes if its
+# requests preempt each other without end.
+_FUZZ_SECONDS = 1200
 _TABLES = ("vllm_reads_test.py", "vllm_calls_test.py")
 
 
@@ -145,6 +152,15 @@ def record(watched: Watched) -> Section:
     return Section("Recordings", ", ".join(counts), "\n".join(refused), todo if refused else "")
 
 
+def _with_alternatives(word: str, found: Any) -> str:
+    """A policy, NAME=VALUE, with the values and policies that agree with all recordings too."""
+    name = word.partition("=")[0]
+    policy = next((one for one in found["policies"] if one["name"] == name), {})
+    others = [f"{name}={value}" for value in policy.get("or", [])]
+    others += [f"{one['name']}={one['value']}" for one in policy.get("instead", [])]
+    return f"{word} (or {' or '.join(others)})" if others else word
+
+
 def decisions(watched: Watched, later: list[str]) -> Section:
     status, text, found = watched.lockstep(
         "fit",
@@ -156,7 +172,7 @@ def decisions(watched: Watched, later: list[str]) -> Section:
     if status:
         todo = "a rule is new: find it with the first step that parts, and add a policy"
         return Section("Decisions", "no known policies explain them", _block(shown), todo)
-    changed = found["engine"].split(",")[1:]
+    changed = [_with_alternatives(word, found) for word in found["engine"].split(",")[1:]]
     words = f"as {nearest}, with {', '.join(changed)}" if changed else f"as {nearest}"
     todo = f"add the release to reference/profiles/releases.cpp with {', '.join(changed) or 'that'}"
     return Section("Decisions", words, _block(shown), todo)
@@ -247,8 +263,8 @@ def gauge(watched: Watched) -> Section:
         runs.insert(0, (f"scheduler of {watched.last}", ["--decisions", last]))
     for name, options in runs:
         _, text, found = watched.lockstep(
-            "fuzz", *options, "--runs", str(watched.runs), "--no-shrink",
-            "--save", watched.folder / "found" / name.replace(" ", "_"))  # fmt: skip
+            "fuzz", *options, "--runs", str(watched.runs), "--seconds", str(_FUZZ_SECONDS),
+            "--no-shrink", "--save", watched.folder / "found" / name.replace(" ", "_"))  # fmt: skip
         cases, agreed, refused = found["cases"], found["agreed"], found["refused"]
         bad = len(found["failures"])
         if bad and all(one["check"] == "harness" for one in found["failures"]):
@@ -294,11 +310,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="lockstep watch", description=__doc__.split("\n\n")[0])
     parser.add_argument("release", metavar="ENGINE==RELEASE", help="of vllm or sglang")
     parser.add_argument("--out", type=Path, help="folder of the page and recordings")
-    parser.add_argument("--seeds", type=int, default=20, help="scenarios of each family (20)")
-    parser.add_argument("--runs", type=int, default=300, help="generated cases of each kind (300)")
+    parser.add_argument("--seeds", type=count, default=20, help="scenarios of each family (20)")
+    parser.add_argument("--runs", type=count, default=300,
+                        help="generated cases of each kind (300), in at most 20 minutes")
     earlier_one = "the newest earlier one (with a profile, if the engine has any)"
     parser.add_argument("--compared-with", metavar="RELEASE", default="", help=earlier_one)
-    parser.add_argument("--json", type=Path, help="the result as JSON")
+    parser.add_argument("--json", metavar="FILE", help="the result as JSON")
     arguments = parser.parse_args()
     wanted = re.fullmatch(r"(vllm|sglang)==(\d+(?:\.\w+)+)", arguments.release)
     if not wanted:
@@ -306,7 +323,18 @@ def main() -> None:
                      "sglang==0.5.23")  # fmt: skip
     engine, release = wanted.groups()
     folder = (arguments.out or Path(f"{engine}-{release}")).absolute()
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        check_output("--json", arguments.json)
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        parser.error(f"--out: {folder}: {error.strerror}")
+    except Refused as refused:
+        parser.error(str(refused))
+    result = sys.stdout
+    if arguments.json == "-":  # the progress of all commands goes to standard error
+        result = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)
     watched = Watched(engine, release, folder, arguments.seeds, arguments.runs)
     has_profiles = engine == "vllm"
     earlier, later = _profiles(watched) if has_profiles else ([], [])
@@ -328,13 +356,19 @@ def main() -> None:
                      compared_options(watched)]  # fmt: skip
     sections.append(gauge(watched))
     (folder / "page.md").write_text(page(watched, sections))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(
-            {"engine": engine, "release": release, "compared_with": watched.last,
-             "sections": [vars(one) for one in sections]}, indent=2) + "\n")  # fmt: skip
     for one in sections:
         print(f"{one.title}: {one.words}")
     print(f"The page: {folder / 'page.md'}")
+    text = json.dumps({"engine": engine, "release": release, "compared_with": watched.last,
+                       "sections": [vars(one) for one in sections]}, indent=2) + "\n"  # fmt: skip
+    try:
+        if arguments.json == "-":
+            result.write(text)
+            result.flush()
+        elif arguments.json:
+            write_output(arguments.json, text)
+    except (OSError, Refused) as error:
+        parser.error(f"--json: {error}")
     sys.exit(1 if any(one.todo for one in sections) else 0)
 
 

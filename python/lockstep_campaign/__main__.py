@@ -12,31 +12,50 @@ fails, or if the canary, a planted defect, is not found.
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+
+if __name__ == "__main__":  # before the other imports, which take a while: no traceback in them
+
+    def _end(number: int, _: object) -> None:
+        print("Interrupted: nothing was checked.", file=sys.stderr)
+        sys.exit(128 + number)
+
+    for _number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(_number, _end)
+
 import argparse
 import functools
-import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
-import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
 from lockstep_campaign.campaign import Campaign, Found
 from lockstep_campaign.executors import Executor, Local, OnRay, Run, check_address
 from lockstep_campaign.figures import figures_of, page, prometheus
-from lockstep_campaign.fuzz_run import REPORT, FuzzRun, classes_reached, count, report_of
+from lockstep_campaign.fuzz_run import (
+    REPORT,
+    FuzzRun,
+    classes_reached,
+    count,
+    options_of,
+    report_of,
+)
 from lockstep_campaign.history import History, Night, lock
-from lockstep_campaign.list_run import COMMANDS, ListRun
-from lockstep_campaign.loop import Ended, Loop, Refused, check_output, say
+from lockstep_campaign.list_run import ListRun, command_at
+from lockstep_campaign.loop import Ended, Loop, Refused, say
+from lockstep_campaign.outputs import check_output, write_output
 from lockstep_campaign.tasks import CannotRun, Done, Program, digest_of, run_task
 
-# A word after one of these is its value, although it may be a command's name.
-_VALUED = ("--budget", "--workers", "--shard-cases", "--canary", "--out", "--metrics")
+_OF_FUZZ = ("--budget", "--shard-cases", "--canary", "--out", "--metrics")
+_OUTPUTS = (REPORT, "report.txt", "page.html", "history.json")  # of --out
 
 
 def _duration(text: str) -> float:
@@ -73,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
                         help="options that plant a defect, which must be found; '': none")
     parser.add_argument("--out", type=Path, default=Path(".lockstep/campaign"), metavar="DIR",
                         help="folder of the report and what was found (.lockstep/campaign)")
-    parser.add_argument("--metrics", type=Path, metavar="FILE",
+    parser.add_argument("--metrics", metavar="FILE|-",
                         help="the figures of the page as text for Prometheus")
     return parser
 
@@ -109,7 +128,7 @@ def _stop_at_signals(loop: Loop, stopped: list[int]) -> None:
         if stopped:
             os._exit(128 + number)
         stopped.append(number)
-        loop.stops = True
+        loop.interrupted = True
         say("stopping after the tasks that run; the next signal stops at once")
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -123,15 +142,12 @@ def _commit_of(program: str) -> str:
     return done.stdout.strip() if done.returncode == 0 else f"build {digest_of(program)[:12]}"
 
 
-def _write_report(done: Done, out: Path, json_path: str | None) -> None:
-    (out / "report.txt").write_text(done.out)
-    (out / REPORT).write_bytes(done.files[REPORT])
-    if json_path == "-":
-        sys.stdout.write((out / REPORT).read_text())
+def _write_report(done: Done, out: Path, outputs: Mapping[str, str | None]) -> None:
+    write_output(out / "report.txt", done.out)
+    write_output(out / REPORT, done.files[REPORT].decode())
+    if "-" in (outputs["--json"], outputs["--metrics"]):
         sys.stderr.write(done.out)
         return
-    if json_path:
-        shutil.copyfile(out / REPORT, json_path)
     sys.stdout.write(done.out)
     sys.stdout.flush()
     sys.stderr.write(done.err)
@@ -156,8 +172,11 @@ def _interrupted(number: int, so: str) -> int:
     return 128 + number
 
 
-def _run_list(arguments: argparse.Namespace, words: list[str]) -> int:
+def _run_list(arguments: argparse.Namespace, given: list[str], words: list[str]) -> int:
     """audit, conform, mutants: the JSON of one process, and no text."""
+    for name in options_of(given):
+        if name in _OF_FUZZ:
+            raise Refused(f"{name} does not suit a campaign of {words[0]}; it is for fuzz")
     run_here = functools.partial(run_task, _program())
     executor = _executor(arguments, run_here)
     loop = ListRun(executor, words, run_here)
@@ -168,23 +187,19 @@ def _run_list(arguments: argparse.Namespace, words: list[str]) -> int:
     if loop.ended.given_up:
         raise Refused(loop.ended.given_up)
     report = loop.report(interrupted=bool(stopped))
-    if loop.json_path in (None, "-"):
-        sys.stdout.write(report)
-    else:
-        Path(str(loop.json_path)).write_text(report)
+    write_output(loop.json_path or "-", report)
     return _interrupted(stopped[0], "the rest was not checked") if stopped else loop.status()
 
 
 def run(words: list[str]) -> int:
-    at = next((i for i, word in enumerate(words) if word in ("fuzz", *COMMANDS)
-               and words[max(i - 1, 0)] not in _VALUED), len(words))  # fmt: skip
+    at = command_at(words)
     arguments = _parser().parse_args(words[:at])
     if {"-h", "--help"} & set(words[at:]):
         _parser().print_help()
         print(f"\nOptions of {words[at]}: lockstep {words[at]} --help")
         return 0
     if words[at:] and words[at] != "fuzz":
-        return _run_list(arguments, words[at:])
+        return _run_list(arguments, words[:at], words[at:])
     fuzz_run = FuzzRun(words[at + 1 :], arguments.budget, arguments.shard_cases)
     program = _program()
     run_here = functools.partial(run_task, program)
@@ -194,35 +209,47 @@ def run(words: list[str]) -> int:
         tempfile.TemporaryFile(dir=out).close()
     except OSError as error:
         raise Refused(f"--out: {out}: {error.strerror}") from None
-    for option, path in (fuzz_run.outputs | {"--metrics": arguments.metrics}).items():
+    outputs = fuzz_run.outputs | {"--metrics": arguments.metrics}
+    options = {os.path.realpath(out / name): "a file of --out" for name in _OUTPUTS}
+    for option, path in outputs.items():
         check_output(option, path)
+        key = path if path in (None, "-") else os.path.realpath(path)
+        if key and options.setdefault(key, option) != option:
+            raise Refused(f"{option}: {path} is also given as {options[key]}; use another file")
     lock(out)
     history, commit = History.read(out), _commit_of(program.path)
     canary = fuzz_run.canary() if arguments.canary is None else arguments.canary
     stopped: list[int] = []
     began = time.time()
     executor = _executor(arguments, run_here)
-    with tempfile.TemporaryDirectory(prefix="lockstep-campaign-") as folder:
-        campaign = Campaign(fuzz_run, executor, Path(folder))
-        ended, found = campaign.ended, campaign.found
-        _stop_at_signals(campaign, stopped)
-        for case in history.failing(out):
-            campaign.replay(case)
-        if canary:
-            campaign.plant_canary(canary)
-        campaign.work()
-        if not (parts := campaign.parts()):
-            if stopped and not ended.given_up:
-                return _interrupted(stopped[0], "no shard ended, so there is no report")
-            raise Refused(ended.given_up or "--budget ended before the first shard; give more time")
+    shards = out / "shards"  # outlives a report that cannot be made, as on a full disk
+    shutil.rmtree(shards, ignore_errors=True)
+    shards.mkdir()
+    campaign = Campaign(fuzz_run, executor, shards)
+    ended, found = campaign.ended, campaign.found
+    _stop_at_signals(campaign, stopped)
+    for case in history.failing(out):
+        campaign.replay(case)
+    if canary:
+        campaign.plant_canary(canary)
+    campaign.work()
+    if not (parts := campaign.parts()):
+        if stopped and not ended.given_up:
+            return _interrupted(stopped[0], "no shard ended, so there is no report")
+        raise Refused(ended.given_up or "--budget ended before the first shard; give more time")
+    try:
         done = fuzz_run.merge(parts, run_here, stopped)
         report = report_of(done)
-        _write_report(done, out, fuzz_run.json_path)
-        history.take_replays(found.still_fail, commit)
-        history.take_report(report, commit)
-        if not stopped:
-            campaign.shrink(history.unsaved(), out / "found")
-        executor.close()
+        _write_report(done, out, outputs)
+    except (Refused, CannotRun, OSError) as error:
+        again = f"lockstep fuzz --merge {shlex.quote(str(shards))}/*.json"
+        raise Refused(f"{error}\nWhat the shards found is kept: {again}") from None
+    shutil.rmtree(shards)
+    history.take_replays(found.still_fail, commit)
+    history.take_report(report, commit)
+    if not stopped:
+        campaign.shrink(history.unsaved(), out / "found")
+    executor.close()
     history.take_saved(out)
     night = Night(began, round(ended.seconds, 1), commit, report["cases"], report["steps"],
                   classes_reached(report["tally"]), len(report["failures"]), found.canary,
@@ -231,11 +258,12 @@ def run(words: list[str]) -> int:
     history.write(out)
     command = shlex.join(["lockstep", "campaign", *words])
     figures = figures_of(report, ended, found, history, night, shlex.join(canary), command)
-    (out / "page.html").write_text(page(figures))
+    write_output(out / "page.html", page(figures))
+    # After the history: a full disk must not lose what was found.
+    if outputs["--json"]:
+        write_output(outputs["--json"], done.files[REPORT].decode())
     if arguments.metrics:
-        partial = arguments.metrics.with_suffix(".partial")
-        partial.write_text(prometheus(figures))
-        partial.rename(arguments.metrics)
+        write_output(arguments.metrics, prometheus(figures))
     say(f"Page: {out / 'page.html'}")
     return 128 + stopped[0] if stopped else _verdict(done.status, ended, found, shlex.join(canary))
 

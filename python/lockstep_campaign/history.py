@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep_campaign.loop import Refused
+from lockstep_campaign.outputs import write_output
 
 _VERSION = 1
 _CAMPAIGNS_KEPT = 60
@@ -89,9 +90,7 @@ class History:
             "buckets": [asdict(one) for one in self.buckets.values()],
             "nights": [asdict(one) for one in self.nights[-_CAMPAIGNS_KEPT:]],
         }
-        partial = out / "history.json.partial"
-        partial.write_text(json.dumps(stored, indent=1) + "\n")
-        partial.rename(out / "history.json")
+        write_output(out / "history.json", json.dumps(stored, indent=1) + "\n")
 
     def failing(self, out: Path) -> list[Path]:
         """The cases of buckets that failed last."""

@@ -17,21 +17,33 @@ from typing import Any
 
 from lockstep_campaign.executors import Executor
 from lockstep_campaign.fuzz_run import REPORT, Parser, options_of, report_of
-from lockstep_campaign.loop import Loop, Refused, check_output, say
+from lockstep_campaign.loop import Loop, Refused, say
+from lockstep_campaign.outputs import check_output
 from lockstep_campaign.tasks import FOLDER, Done, Task
 
-COMMANDS = ("audit", "conform", "mutants")
+_COMMANDS = ("audit", "conform", "mutants")
+# A word after one of these is its value, although it may be a command's name.
+_VALUED = ("--budget", "--workers", "--shard-cases", "--canary", "--out", "--metrics")
 _REFUSED = ("--junit", "--summary", "--annotations")  # each part would write its own
 _PARTS_PER_WORKER = 4
 _ITEMS_MAX = 200
-_NO_RECORDING = "contains no recording"  # a part of a folder may hold none
+# A part of a folder may hold none, or only those of memory plans, which `audit` does not read.
+_NO_RECORDING = "contains no recording"
+_NO_SCHEDULES = "nothing to audit: no recordings of schedules found"
 _COUNTED = ("not_checked", "not_looked_at")  # lines with counts, or the same in every part
+_BY_FILE = ("findings", "mismatches", "skipped", "cut_off", "stuck_in", "refusals")
 
 
 @dataclass(frozen=True)
 class _Item:
     name: str  # as the command reads it
     read: Callable[[], bytes] | None = None  # absent: not a file
+
+
+def command_at(words: Sequence[str]) -> int:
+    """The index of the command that a campaign distributes; the number of words: none is named."""
+    return next((i for i, word in enumerate(words) if word in ("fuzz", *_COMMANDS)
+                 and words[max(i - 1, 0)] not in _VALUED), len(words))  # fmt: skip
 
 
 def _files_of(word: str) -> tuple[str, list[_Item]]:
@@ -93,6 +105,7 @@ class ListRun(Loop):
         # Paths without a report yet, except those whose files belong to others.
         owners = set(path_of.values())
         self._empty = [path for path in lists if path in owners or not lists[path]]
+        self._others = 0  # files that are not recordings, of parts with only such files
         self._next = 0
         self._reports: dict[int, dict[str, Any]] = {}
         self.statuses = {0}
@@ -109,7 +122,11 @@ class ListRun(Loop):
                     in_folder=bool(files))  # fmt: skip
 
         def take(done: Done) -> None:
-            if REPORT not in done.files and _NO_RECORDING in done.err:
+            has_plans = _NO_SCHEDULES in done.err
+            if REPORT not in done.files and (has_plans or _NO_RECORDING in done.err):
+                self._others += len(part)
+                if has_plans:
+                    self._empty = [one for one in self._empty if one != path]
                 return
             report = self._reports[number] = report_of(done)
             if (refusal := _no_recording(path)) in report.get("refusals", []):
@@ -124,16 +141,22 @@ class ListRun(Loop):
 
     def report(self, interrupted: bool) -> str:
         if not self._reports and not interrupted:
-            raise Refused(f"{', '.join(self._empty)}: {_NO_RECORDING}")
-        whole = merged([report for _, report in sorted(self._reports.items())]) or {}
+            none = f"{', '.join(self._empty)}: {_NO_RECORDING}"
+            raise Refused(none if self._empty else _NO_SCHEDULES)
+        parts = [report for _, report in sorted(self._reports.items())]
+        if self._others and parts:
+            parts.append(_others(self._command, self._others))
+        if self._empty and parts and not interrupted:
+            refusals = [_no_recording(path) for path in self._empty]
+            parts.append({"refused": len(refusals), "refusals": refusals})
+            self.statuses.add(2)
+        whole = merged(parts) or {}
+        if self._command != "mutants" and whole:
+            whole["not_checked"].sort()
         if interrupted:
             return _text({"interrupted": True} | whole)
-        for path in self._empty:
-            whole["refused"] += 1
-            whole["refusals"].append(_no_recording(path))
-            self.statuses.add(2)
         if _is_skipped(whole):
-            say(f"lockstep: no recording was audited: {whole['skipped'][0]}")
+            say(f"lockstep: no recording was audited: {whole['skipped'][0]['why']}")
             self.statuses.add(2)
         # Of all parts: the share of a part of them may be lower.
         if self._min_hit_share and (share := whole["hits"]["share_percent"]) < self._min_hit_share:
@@ -144,6 +167,14 @@ class ListRun(Loop):
 
     def status(self) -> int:
         return next(status for status in (2, 1, 3, *self.statuses) if status in self.statuses)
+
+
+def _others(command: str, count: int) -> dict[str, Any]:
+    """What a report states about files that are not recordings."""
+    if command == "conform":
+        line = f"{count} file{'s' if count > 1 else ''} that conform does not read"
+        return {"not_looked_at": [line]}
+    return {"not_recordings": count, "not_checked": ["files of folders that are not recordings"]}
 
 
 def _no_recording(path: str) -> dict[str, str]:
@@ -161,19 +192,23 @@ def _text(report: dict[str, Any]) -> str:
 
 
 def merged(parts: list[Any], key: str = "") -> Any:
-    """Adds counts, joins lists in the order of the parts; shares follow from their counts."""
+    """Adds counts, joins lists in the order of files or parts; shares follow from their counts."""
     parts = [part for part in parts if part is not None]
     if not parts:
         return None
     if isinstance(parts[0], dict):
         keys = dict.fromkeys(name for part in parts for name in part)
         whole = {name: merged([part.get(name) for part in parts], name) for name in keys}
+        if key == "judged_as":
+            return dict(sorted(whole.items()))
         if "share_percent" in whole:
             pool = whole["in_pool"]
             whole["share_percent"] = 100.0 * whole["hit"] / pool if pool else 100.0
         return whole
     if isinstance(parts[0], list):
         joined = [item for part in parts for item in part]
+        if key in _BY_FILE:
+            joined.sort(key=lambda item: item["file"])
         return _counted_lines(joined) if key in _COUNTED else joined
     if isinstance(parts[0], (bool, str)):
         return max(parts)

@@ -5,20 +5,21 @@ A task that no worker finishes ends the loop: what runs is awaited, and nothing 
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from lockstep_campaign.executors import Executor, Lost
 from lockstep_campaign.tasks import Done, Task
 
 _TRIES = 5
 _TRIES_OF_A_CRASH = 2
+# A terminal's signals stop the campaign, not a task: these are the machine's. The command reports
+# them as 128 + N, after a part of its work.
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 
 
 class Refused(Exception):
@@ -39,23 +40,17 @@ def say(*words: object) -> None:
     print(*words, file=sys.stderr, flush=True)
 
 
-def check_output(option: str, path: str | Path | None) -> None:
-    """Refuses a file that cannot be written, before the run that it would lose."""
-    if path is None or path == "-":
-        return
-    file = Path(path)
-    folder = file.resolve().parent
-    if file.is_dir():
-        raise Refused(f"{option}: {path}: is a folder; give the name of a file")
-    if not folder.is_dir():
-        raise Refused(f"{option}: {path}: no folder {folder}")
-    if not os.access(file if file.exists() else folder, os.W_OK):
-        raise Refused(f"{option}: {path}: cannot be written")
-
-
 def last_line(text: str) -> str:
     lines = [line for line in text.splitlines() if line and not line.startswith("Run with --help")]
     return lines[-1] if lines else "no message"
+
+
+def _signal_of(done: Done) -> int:
+    """The signal that ended a task before its end; 0: none did."""
+    if done.status < 0:
+        return -done.status
+    number = done.status - 128
+    return number if number in _FROM_OUTSIDE else 0
 
 
 class Loop:
@@ -65,6 +60,7 @@ class Loop:
         self.started = time.monotonic()
         self.ended = Ended()
         self.stops = False  # ask for no more tasks
+        self.interrupted = False  # start none of the queue either
         self._queue: deque[Task] = deque()
         self._tries: dict[str, int] = {}
 
@@ -85,7 +81,7 @@ class Loop:
             if ended is None:
                 continue
             running -= 1
-            if isinstance(ended, Done) and ended.status >= 0:
+            if isinstance(ended, Done) and not _signal_of(ended):
                 self.ended.workers.add(ended.worker)
                 self.handlers.pop(ended.task.name)(ended)
             else:
@@ -97,16 +93,20 @@ class Loop:
         return None
 
     def _next_task(self) -> Task | None:
+        if self.interrupted:
+            return None
         if self._queue:
             return self._queue.popleft()
         return None if self.stops else self.more()
 
     def _again(self, ended: Done | Lost) -> None:
+        if self.interrupted:  # a service manager stops the tasks too
+            return
+        number = _signal_of(ended) if isinstance(ended, Done) else signal.SIGKILL
         why = ended.why if isinstance(ended, Lost) else (
-            f"ended by signal {-ended.status}: {last_line(ended.err)}")  # fmt: skip
+            f"ended by signal {number}: {last_line(ended.err)}")  # fmt: skip
         task = ended.task
-        # SIGKILL is the machine's; any other signal is the program's own, and comes again.
-        is_own = isinstance(ended, Done) and ended.status != -signal.SIGKILL
+        is_own = number not in _FROM_OUTSIDE  # and comes again
         tries = self._tries[task.name] = self._tries.get(task.name, 0) + 1
         if tries == (_TRIES_OF_A_CRASH if is_own else _TRIES):
             self.ended.given_up = f"{task.name}, given up after {tries} tries: {why}"

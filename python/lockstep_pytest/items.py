@@ -113,15 +113,15 @@ def text_of(failure: Failure) -> str:
 
 
 def first_object(path: Path) -> dict[str, Any]:
-    """The first line of a file, plain or gzip; empty: not a JSON object."""
-    with (command.folder / path).open("rb") as plain:
-        is_gzip = plain.read(2) == b"\x1f\x8b"
-        plain.seek(0)
-        try:
+    """The first line of a file, plain or gzip; empty: not a JSON object, or not readable."""
+    try:
+        with (command.folder / path).open("rb") as plain:
+            is_gzip = plain.read(2) == b"\x1f\x8b"
+            plain.seek(0)
             line = (gzip.GzipFile(fileobj=plain) if is_gzip else plain).readline()
             found = json.loads(line)
-        except (ValueError, EOFError, OSError, zlib.error):
-            return {}
+    except (ValueError, EOFError, OSError, zlib.error):
+        return {}
     return found if isinstance(found, dict) else {}
 
 
@@ -461,6 +461,8 @@ def items_of_folder(
     suite: pytest.Collector, folder: Path, settings: Settings
 ) -> Iterator[LockstepItem]:
     for path in sorted([*folder.rglob("*.jsonl"), *folder.rglob("*.jsonl.gz")]):
+        if path.exists() and not path.is_file():  # a folder, a FIFO
+            continue
         first = first_object(path)
         name, cls = next((_KINDS[key] for key in _KINDS if key in first), ("file", TraceItem))
         item = cls.from_parent(suite, name=f"{name}[{path.relative_to(folder).as_posix()}]")

@@ -20,7 +20,11 @@ ANSWERS: dict[str, tuple[int, str, Any]] = {
     "fit": (
         0,
         "All 2 recordings agree\nprompt_ends = before_last_token\nNot determined: ...",
-        {"nearest": "vllm-0.31.0", "engine": "vllm-0.31.0,prompt_ends=before_last_token"},
+        {
+            "nearest": "vllm-0.31.0",
+            "engine": "vllm-0.31.0,prompt_ends=before_last_token",
+            "policies": [],
+        },
     ),
     "findings": (
         1,
@@ -133,8 +137,51 @@ class Watch(unittest.TestCase):
 
     def test_its_own_profile_and_later_ones_are_left_out(self) -> None:
         self.run_watch("vllm==0.32.0")
+        fuzz = [words for words in self.asked if words[0] == "fuzz"]
+        self.assertEqual([words[words.index("--seconds") + 1] for words in fuzz], ["1200"] * 3)
         fit = next(words for words in self.asked if words[0] == "fit")
         self.assertEqual(fit[-3:], ("--leave-out", "vllm-0.32.0", "vllm-0.33.0"))
+
+    def test_a_policy_that_is_not_determined_has_its_alternatives(self) -> None:
+        status, text, found = self.answers["fit"]
+        policy = {"name": "prompt_ends", "determined": False, "or": ["last_token"],
+                  "instead": [{"name": "drafts", "value": "no"}]}  # fmt: skip
+        self.answers["fit"] = (status, text, found | {"policies": [policy]})
+        self.run_watch("vllm==0.32.0")
+        page = (self.folder / "page.md").read_text()
+        words = "prompt_ends=before_last_token (or prompt_ends=last_token or drafts=no)"
+        self.assertIn(f"reference/profiles/releases.cpp with {words}\n", page)
+
+    def test_outputs_are_checked_before_the_stages(self) -> None:
+        (self.folder / "afile").touch()
+        for words, why in ((("--json", "/nonexist/w.json"), "--json: /nonexist/w.json: no folder"),
+                           (("--json", str(self.folder)), "is a folder"),
+                           (("--seeds", "-5"), "--seeds: -5: expected a number of at least 1"),
+                           (("--runs", "0"), "--runs: 0: expected a number of at least 1")):
+            status, _, err = self.run_watch("vllm==0.32.0", *words)  # fmt: skip
+            self.assertEqual((status, self.asked, self.set_up), (2, [], []))
+            self.assertIn(why, err)
+        self.folder /= "afile"
+        status, _, err = self.run_watch("vllm==0.32.0")
+        self.assertEqual((status, self.asked), (2, []))
+        self.assertIn(f"--out: {self.folder}: ", err)
+
+    def test_the_result_on_standard_output_is_alone_there(self) -> None:
+        script = f"""if True:
+            import sys
+            sys.path.insert(0, {str(Path(watch.__file__).parent)!r})
+            import watch
+            stages = "record", "decisions", "findings", "audit", "unknown", "gauge"
+            for name in stages:
+                setattr(watch, name, lambda *more: watch.Section("a", "b"))
+            watch._profiles = lambda watched: (["vllm-0.31.0"], [])
+            watch.set_up.set_up = lambda *more: watch.subprocess.run(["echo", "setting up"])
+            watch.main()"""
+        command = [sys.executable, "-c", script, "vllm==0.32.0", "--json", "-", "--out", "out"]
+        done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(json.loads(done.stdout)["sections"][5]["words"], "b")
+        self.assertEqual(done.stderr.splitlines()[:3], ["setting up", "setting up", "a: b"])
 
     def test_recordings_that_no_policies_explain_are_work(self) -> None:
         self.answers["fit"] = (1, "first step that parts: 3", {"agrees": False})

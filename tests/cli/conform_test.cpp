@@ -89,6 +89,7 @@ TEST(Conform, OfManyFilesJudgesAllThatItCan) {
   EXPECT_EQ(json.at("agreed"), 2);
   EXPECT_EQ(json.at("refused"), 3);
   ASSERT_EQ(json.at("refusals").size(), 3u);
+  EXPECT_EQ(json.at("refusals")[2].at("file"), "nowhere.jsonl");  // sorted
   for (const Json& refusal : json.at("refusals"))
     EXPECT_NE(refusal.at("reason").get<std::string>().find(refusal.at("file").get<std::string>()),
               std::string::npos)

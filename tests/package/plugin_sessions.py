@@ -82,6 +82,15 @@ def test_a_file_that_cannot_be_read_fails(session, pytester, content, says) -> N
     result.stdout.fnmatch_lines([f"lockstep: *odd.jsonl*{says}*"])
 
 
+def test_a_link_to_no_file_fails_and_a_folder_is_not_a_test(session, pytester) -> None:
+    put(pytester, SOUND)
+    (pytester.path / "cases/folder.jsonl").mkdir()
+    (pytester.path / "cases/dead.jsonl").symlink_to("nowhere.jsonl")
+    result = session("--lockstep-cases", "cases")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["lockstep: *cases/dead.jsonl*"])
+
+
 def test_plans_that_differ_from_the_models_fail(session, pytester) -> None:
     text = (support.SAMPLES / "recordings/vllm-0.22.1/layouts.jsonl").read_text()
     (pytester.path / "cases/plans.jsonl").write_text(
@@ -172,7 +181,7 @@ def test_a_known_finding_that_is_gone_fails_until_it_is_taken_out(session, pytes
     known = known_file(pytester, check="audit.handed_out", test="recording[*]")
     result = session("--lockstep-cases", "cases", known)
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*XPASS(strict)*ENG-42*"])
+    result.stdout.fnmatch_lines(["*XPASS(strict)*ENG-42*", "lockstep: *; 1 failure"])
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ network."""
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 import shutil
@@ -135,7 +136,7 @@ class RecipesTest(support.InFolder):
         takes = {name: " --junit " in support.run(support.LOCKSTEP, name, "--help").stdout
                  for name in commands}  # fmt: skip
         takes |= {"campaign audit fuzz": False, "campaign --budget 1m": False,
-                  "campaign --out x fuzz": True, "campaign mutants": False}  # fmt: skip
+                  "campaign --out audit fuzz": True, "campaign mutants": False}  # fmt: skip
         for run, has_reports in takes.items():
             said = self.action(run, 0, shows)
             for option in ("--junit", "--annotations", "--summary"):
@@ -148,6 +149,8 @@ class RecipesTest(support.InFolder):
         self.action(f"replay {case}", 3)
         self.action("fuzz --runs 3 --backend none --json a.json --save mine", 0)
         self.action("fuzz --merge a.json", 0)
+        (self.job / "damaged.jsonl.gz").write_bytes(gzip.compress(case.read_bytes())[:40] + b"?")
+        self.assertNotIn("Traceback", self.action("replay damaged.jsonl.gz", 2))
 
     def test_the_action_leaves_results_and_a_summary(self) -> None:
         self.action("audit recordings", 0)
@@ -157,6 +160,11 @@ class RecipesTest(support.InFolder):
         self.assertIn("::error file=", said)
         self.assertEqual(len(list((results / "cases").glob("*.min.case.jsonl"))), 1)
         self.assertIn("lockstep explain lockstep-results/cases/", self.summary.read_text())
+
+    def test_the_script_of_the_clone_ignores_no_word(self) -> None:
+        for words in (("test", "audit"), ("sanitize", "address", "extra"), ("wheel", "a", "b")):
+            said = support.run(support.ROOT / "run", *words, expect=2)
+            self.assertIn(f"takes no further word; found {words[-1]}", said.stdout)
 
     def test_the_action_names_files_that_are_there(self) -> None:
         text = (ACTION / "action.yml").read_text()

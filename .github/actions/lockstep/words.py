@@ -7,8 +7,13 @@ import gzip
 import os
 import shlex
 import sys
+import zlib
 from pathlib import Path
 from typing import NoReturn
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "python"))
+
+from lockstep_campaign.list_run import command_at  # noqa: E402
 
 # Commands that judge nothing, or have only JSON: without --junit, --annotations and --summary.
 _WITHOUT = ("capacity", "demo", "engines", "export", "layout", "model", "watch", "worker")
@@ -20,13 +25,14 @@ def refuse(why: str) -> NoReturn:
 
 
 def is_saved_case(word: str) -> bool:
-    if not Path(word).is_file():
+    try:
+        with Path(word).open("rb") as content:
+            is_gzip = content.read(2) == b"\x1f\x8b"
+            content.seek(0)
+            line = (gzip.GzipFile(fileobj=content) if is_gzip else content).readline()
+    except (OSError, EOFError, zlib.error):  # the command refuses it
         return False
-    content = Path(word).open("rb")
-    is_gzip = content.read(2) == b"\x1f\x8b"
-    content.seek(0)
-    with gzip.GzipFile(fileobj=content) if is_gzip else content as file:
-        return b'"lockstep_case"' in file.readline()
+    return b'"lockstep_case"' in line
 
 
 def words_of(text: str, results: str) -> list[str]:
@@ -40,8 +46,8 @@ def words_of(text: str, results: str) -> list[str]:
         refuse(f"run: {error}: {text}")
     if not words:
         refuse("run is empty; expected a command, as in `audit recordings`")
-    campaigns = [word for word in words if word in ("fuzz", "audit", "conform", "mutants")]
-    if words[0] in _WITHOUT or (words[0] == "campaign" and campaigns[:1] != ["fuzz"]):
+    distributes = words[command_at(words) :][:1] if words[0] == "campaign" else ["fuzz"]
+    if words[0] in _WITHOUT or distributes != ["fuzz"]:
         return words
     more = {"--junit": f"{results}/{words[0]}.xml", "--annotations": "github",
             "--summary": os.environ["GITHUB_STEP_SUMMARY"]}  # fmt: skip

@@ -11,13 +11,14 @@ import tempfile
 import time
 import unittest
 from pathlib import Path
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT / "python"), str(ROOT / "python" / "tests" / "campaign")]
 
 from processes import processes
 
-from lockstep_campaign import campaign, executors, fuzz_run, loop, tasks
+from lockstep_campaign import campaign, executors, fuzz_run, loop, outputs, tasks
 
 LOCKSTEP = os.environ.get("LOCKSTEP", "")
 SKIPPED = 77
@@ -40,7 +41,9 @@ class Campaign(unittest.TestCase):
         self.out = self.folder / "out"
 
     def start(self, *words: str) -> "subprocess.Popen[str]":
-        command = [LOCKSTEP, "campaign", "--out", str(self.out), *words]
+        is_list = {"audit", "conform", "mutants"} & {*words}
+        out = () if is_list else ("--out", str(self.out))
+        command = [LOCKSTEP, "campaign", *out, *words]
         pipe = subprocess.PIPE
         return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=ROOT)
 
@@ -130,6 +133,15 @@ class Campaign(unittest.TestCase):
         fails = sum(name.startswith("lockstep_campaign_bucket_fails{") for name in samples)
         self.assertEqual(fails, len(report["buckets"]))
 
+    def test_metrics_on_standard_output_leave_the_text_to_standard_error(self) -> None:
+        words = ("--metrics", "-", "--canary", "", "fuzz", "--backend", "none", "--runs", "3")
+        status, out, err = self.campaign(*words)
+        self.assertEqual((status, out[:26]), (0, "# HELP lockstep_campaign_i"), err)
+        self.assertIn("Verdict: agreed.", err)
+        status, _, err = self.campaign(*words, "--json", "-")
+        self.assertEqual(status, 2)
+        self.assertIn("--metrics: - is also given as --json; use another file", err)
+
     def test_the_nightly_workflow_runs_a_campaign_that_exists(self) -> None:
         text = (ROOT / ".github" / "workflows" / "nightly.yml").read_text()
         (command,) = re.findall(r"\./run (campaign .*(?:\n {10}.*)*)", text)
@@ -185,6 +197,35 @@ class Campaign(unittest.TestCase):
         why = "seeds 11 to 15, given up after 2 tries: ended by signal 6: stopped"
         self.assertEqual(spread.ended.given_up, why)
         self.assertNotIn("seeds 16 to 20", executor.started)
+
+    def test_a_task_that_a_signal_stopped_early_runs_again(self) -> None:
+        statuses = [143, 130, -signal.SIGTERM, -signal.SIGKILL, 1]
+        executor = mock.Mock(**{"size.return_value": 1})
+        executor.wait = lambda seconds: tasks.Done(
+            task, "w", statuses[executor.start.call_count - 1], "", "a part", {}, 1)  # fmt: skip
+        spread, task, taken = loop.Loop(executor), tasks.Task("a task", ()), []
+        spread.add(task, lambda done: taken.append(done.status))
+        spread.work()
+        self.assertEqual((taken, spread.ended.given_up), ([1], ""))
+        self.assertEqual(spread.ended.lost[1], "a task: ended by signal 2: a part")
+
+    def test_files_that_are_not_recordings_are_counted_and_refused_in_order(self) -> None:
+        samples = ROOT / "traces/samples/recordings/vllm-0.22.1"
+        with tempfile.TemporaryDirectory(dir=ROOT) as name:
+            folder = Path(name)
+            recording = (samples / "full_attention/0001.jsonl").read_text()
+            plans = (samples / "layouts.jsonl").read_text()
+            for file, text in (("a.txt", "1"), ("m.jsonl", recording), ("z.txt", "2"),
+                               ("y.jsonl", ""), ("b.jsonl", "x"), ("n.jsonl", recording[:-300]),
+                               ("c.jsonl", plans), ("k.jsonl", recording.replace("16", "17"))):
+                (folder / file).write_text(text)  # fmt: skip
+            other = str((samples / "full_attention").relative_to(ROOT))
+            for words in (("audit", folder.name),
+                          ("conform", other, folder.name, f"{folder.name}/b.jsonl")):  # fmt: skip
+                one = lockstep(*words, "--json", "-")
+                for workers in ("1", "4"):
+                    status, out, err = self.campaign("--workers", workers, *words)
+                    self.assertEqual((status, out), (one.returncode, one.stdout), err)
 
     def test_recordings_and_defects_are_judged_in_parts(self) -> None:
         whole, parts = self.folder / "whole.json", self.folder / "parts.json"
@@ -256,7 +297,7 @@ class Campaign(unittest.TestCase):
             self.assertEqual(run.of_report, ["--corpus", str(corpus)])
 
     def test_a_budget_ends_a_campaign_of_new_seeds(self) -> None:
-        status, out, err = self.campaign("--budget", "1s", "fuzz", "--backend", "none")
+        status, out, err = self.campaign("--budget", "3s", "fuzz", "--backend", "none")
         self.assertEqual(status, 0, err)
         self.assertIn(f'"first_seed":{time.strftime("%Y%m%d")}00000000,',
                       (self.out / "report.json").read_text())  # fmt: skip
@@ -295,6 +336,21 @@ class Campaign(unittest.TestCase):
         nights = json.loads((self.out / "history.json").read_text())["nights"]
         self.assertEqual([one["interrupted"] for one in nights], [True, False])
 
+    def test_an_interrupted_queue_starts_no_further_task(self) -> None:
+        executor = mock.Mock(**{"size.return_value": 1})
+        spread = loop.Loop(executor)
+        first, second = tasks.Task("first", ()), tasks.Task("second", ())
+
+        def wait(seconds: float) -> tasks.Done:
+            spread.interrupted = True
+            return tasks.Done(executor.start.call_args.args[0], "w", 0, "", "", {}, 1)
+
+        executor.wait = wait
+        spread.add(first, lambda done: None)
+        spread.add(second, lambda done: None)
+        spread.work()
+        executor.start.assert_called_once_with(first)
+
     def test_an_interrupted_audit_writes_what_it_has(self) -> None:
         path = self.folder / "audit.json"
         process = self.start("--workers", "1", "audit", "traces/samples/recordings",
@@ -310,6 +366,53 @@ class Campaign(unittest.TestCase):
         self.assertTrue(report["interrupted"])
         self.assertIn(report["files"], range(1, 85))
         self.assertEqual(report["refusals"], [])
+
+    def test_a_signal_before_the_first_task_ends_without_a_traceback(self) -> None:
+        script = f"""if True:
+            import builtins, os, runpy, sys
+            real = builtins.__import__
+            def slow(name, *more, **named):
+                if name == "argparse":
+                    os.kill(os.getpid(), {int(signal.SIGINT)})
+                return real(name, *more, **named)
+            builtins.__import__, sys.path[0] = slow, {str(ROOT / "python")!r}
+            runpy.run_module("lockstep_campaign", run_name="__main__")"""
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+        self.assertEqual(done.stderr, "Interrupted: nothing was checked.\n")
+        self.assertEqual(done.returncode, 128 + signal.SIGINT)
+
+    def test_outputs_follow_links_and_keep_what_is_not_theirs(self) -> None:
+        metrics, link, other = (self.folder / name for name in ("m", "m.prom", "m.partial"))
+        metrics.write_text("old")
+        metrics.chmod(0o640)
+        link.symlink_to(metrics)
+        other.write_text("not the campaign's")
+        fifo = self.folder / "fifo"
+        os.mkfifo(fifo)
+        words = ("--canary", "", "fuzz", "--backend", "none", "--runs", "3")
+        process = self.start("--metrics", str(link), *words, "--json", str(fifo))
+        report = fifo.read_text()
+        _, err = process.communicate()
+        self.assertEqual(process.returncode, 0, err)
+        self.assertEqual(report, (self.out / "report.json").read_text())
+        self.assertTrue(link.is_symlink() and fifo.is_fifo())
+        self.assertIn("lockstep_campaign_cases 3\n", metrics.read_text())
+        self.assertEqual((metrics.stat().st_mode & 0o777, other.read_text()),
+                         (0o640, "not the campaign's"))  # fmt: skip
+
+    def test_a_full_disk_keeps_the_old_file_and_the_history(self) -> None:
+        words = ("--canary", "", "fuzz", "--backend", "none", "--runs", "3")
+        status, _, err = self.campaign(*words, "--json", "/dev/full")
+        self.assertEqual(status, 2)
+        self.assertIn("/dev/full: cannot be written: No space left on device", err)
+        self.assertTrue((self.out / "history.json").exists())
+        path = self.folder / "old"
+        path.write_text("old")
+        with (mock.patch.object(os, "fsync", side_effect=OSError(28, "No space left")),
+              self.assertRaisesRegex(loop.Refused, "old: cannot be written: No space left")):
+            outputs.write_output(path, "new")  # fmt: skip
+        self.assertEqual([one.name for one in self.folder.glob("old*")], ["old"])
+        self.assertEqual(path.read_text(), "old")
 
     def test_help_is_help_wherever_it_is(self) -> None:
         for words in (("--help",), ("fuzz", "--help"), ("audit", "-h")):
@@ -352,6 +455,15 @@ class Campaign(unittest.TestCase):
             self.assertEqual(status, 2, err)
             self.assertRegex(err, f"^lockstep: campaign: --out: {out_folder}: {why}.*\n$")
 
+    def test_a_report_that_cannot_be_written_leaves_what_the_shards_found(self) -> None:
+        (self.out / "report.json").mkdir(parents=True)
+        runs = ("fuzz", "--backend", "none", "--runs", "30", "--mutant", "hash-stale")
+        status, _, err = self.campaign("--canary", "", "--shard-cases", "10", *runs)
+        self.assertEqual(status, 2, err)
+        (again,) = re.findall("What the shards found is kept: lockstep (.*)\n", err)
+        merged = subprocess.run(f"{LOCKSTEP} {again}", shell=True, capture_output=True, text=True)
+        self.assertEqual(merged.stdout, without_time(lockstep(*runs).stdout))
+
     def test_a_merge_without_a_report_is_refused(self) -> None:
         run = fuzz_run.FuzzRun(["--runs", "3"], None, None)
         done = run.merge([], lambda task: tasks.Done(task, "w", 2, "", "disk full\n", {}, 1), [])
@@ -383,6 +495,11 @@ class Campaign(unittest.TestCase):
             (("mutants", "hash-stale", "--junit", "x"), "--junit does not suit"),
             (("audit", "traces", "--summary=x"), "--summary does not suit a campaign of audit"),
             (("audit", "traces", "--json"), "--json: expected one argument"),
+            *(((option, "1s", "audit", "traces"), f"{option} does not suit a campaign of audit")
+              for option in ("--budget", "--canary", "--metrics", "--out")),
+            (("--shard-cases", "3", "mutants"), "--shard-cases does not suit a campaign of mut"),
+            (("--metrics", f"{self.out}/./history.json", "fuzz", "--runs", "3"), "a file of --out"),
+            (("fuzz", "--runs", "3", "--json", f"{self.out}/page.html"), "as a file of --out"),
             (("audit", "traces", "--min-hit-share", "101"), "101 is not in range 0 to 100"),
         ):
             status, _, err = self.campaign(*words)
