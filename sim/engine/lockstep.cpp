@@ -556,8 +556,13 @@ std::int64_t LockstepRun::take_output() {
   const auto stopped = decisions_.update_from_output(flight.output);
   summary_.seconds.schedule += watch_.lap();
   stopped_.insert(stopped_.end(), stopped.begin(), stopped.end());
-  for (const StaleOutput& stale : decisions_.stale_outputs())
+  for (const StaleOutput& stale : decisions_.stale_outputs()) {
     stale_outputs_.push_back({stale, flight.step});
+    // SGLang drops the output of a retracted request, whose position is sampled again. The count of
+    // a request that runs again includes newer samples: a reset has corrected it.
+    if (stale.num_taken == 0 && std::ranges::count(decisions_.running(), stale.id) == 0)
+      know_tokens(stale.id, decisions_.num_tokens(stale.id));
+  }
   if (!flight.output.kv_connector_output.invalid_block_ids.empty()) forget_voided_tokens();
   outputs_.give_back(std::move(flight.output));
   return flight.step;
