@@ -46,18 +46,16 @@ JudgeCase judging_with(const SavedCase& first, const FailingCaseOptions& options
 }
 
 // Makes a case of a recording. Its recorded decisions are followed, unless the model or another
-// engine is to decide. A followed recording takes the memory plan of its engine's profile, or of
-// the default one if the engine has none.
+// engine is to decide. Without the model, the memory plan is that of the recorded engine's profile,
+// or of the default one if the engine has none.
 Result<SavedCase> read_recorded_case(const std::string& path, const FailingCaseOptions& options) {
-  LS_ASSIGN_OR_RETURN(auto recording, read_recording(path));
+  LS_ASSIGN_OR_RETURN(auto recording, read_recorded_steps(path));
   const bool follows = options.decide != "model" && options.engines == nullptr;
-  // A case needs the memory of one profile; a recording of another engine is followed in the
-  // default one.
-  if (follows) {
-    if (const std::string why_not = why_not_audited(recording.header); !why_not.empty())
-      return fail("{}: {}; give --decide model", path, why_not);
+  if (const std::string why_not = why_not_audited(recording.header); follows && !why_not.empty())
+    return fail("{}: {}; give --decide model", path, why_not);
+  // With --conform the engine's decisions are compared with a model, which has to be that engine's.
+  if (follows || (options.engines != nullptr && !options.decisions.conforms))
     recording.header.options.config.engine = profile_for_memory(recording.header);
-  }
   return case_of(std::filesystem::path(path).stem().string(), std::move(recording),
                  follows ? Decides::recording : Decides::model);
 }
@@ -205,7 +203,8 @@ Result<bool> write_recording(const std::string& path, const SavedCase& saved,
   return true;
 }
 
-Result<SavedCase> load_case(const std::string& path, const FailingCaseOptions& options) {
+Result<SavedCase> load_case(const std::string& path, FailingCaseOptions& options) {
+  options.file = path;
   LS_ASSIGN_OR_RETURN(auto format, detect_format(path));
   if (format != FileFormat::saved_case && format != FileFormat::recording)
     return fail(
@@ -265,10 +264,16 @@ BackendFactory backend_factory(const std::string& backend, const FailingCaseOpti
                                     : worker_factory(options.workers);
 }
 
+// The case in messages. A file may have another name than its case.
+static const std::string& place_of(const SavedCase& saved, const FailingCaseOptions& options) {
+  return options.file.empty() ? saved.name : options.file;
+}
+
 Result<Failure> failure_of(const SavedCase& saved, const FailingCaseOptions& options) {
   Result<Failure> failure = judging_with(saved, options)(saved);
   // A refused case has no verdict: the input is wrong, and nothing has failed.
-  if (failure && failure->kind == "refused") return fail("{}: {}", saved.name, failure->what);
+  if (failure && failure->kind == "refused")
+    return fail("{}: {}", place_of(saved, options), failure->what);
   return failure;
 }
 
@@ -300,7 +305,7 @@ Result<ShrunkCase> shrink_case(const SavedCase& saved, const Failure& failure,
   const auto not_again = [&] {
     return fail(
         "{}: failed once ({}) but not again; it depends on something that the case does not store",
-        saved.name, failure.check);
+        place_of(saved, options), failure.check);
   };
   auto result = shrink(saved, in_time, shrinking);
   if (!result) return not_again();
@@ -318,7 +323,7 @@ Result<ShrunkCase> shrink_case(const SavedCase& saved, const Failure& failure,
 
 Result<ShrunkCase> shrink_again(const SavedCase& saved, const FailingCaseOptions& options) {
   LS_ASSIGN_OR_RETURN(const auto failure, failure_of(saved, options));
-  if (!failure.failed()) return fail("{}: does not fail a second time", saved.name);
+  if (!failure.failed()) return fail("{}: does not fail a second time", place_of(saved, options));
   return shrink_case(saved, failure, options);
 }
 
@@ -515,6 +520,7 @@ Result<void> FuzzCases::finish(double shrink_seconds) {
     // After a stop signal the recordings are still written: they need one run each.
     if (shrink_seconds == 0 || stop_requested()) continue;
     if (!is_shrunk(kept)) continue;
+    judging_.file = kept.path;
     const auto shrunk = shrink_again(kept.saved, judging_);
     if (!shrunk) {
       lines_ += fmt::format("    not shrunk: {}\n", shrunk.error().message);

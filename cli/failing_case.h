@@ -26,6 +26,7 @@ namespace lockstep {
 
 struct FailingCaseOptions {
   std::string backend = "auto";    // "auto": the backend that the case names
+  std::string file = {};           // of the case, for messages; empty: the case's name is given
   std::string decide;              // for a recording: "recording" or "model"; empty: "recording"
   std::int64_t time_limit_s = 30;  // seconds per judged case; a longer one hangs
   std::int64_t evaluations_max = 20'000;  // candidates that one shrink may try
@@ -66,8 +67,8 @@ Result<bool> write_recording(const std::string& path, const SavedCase& saved,
 
 // Loads a saved case, or makes one of a recording. Its backend is replaced by the given one, unless
 // that is "auto". Errors: another format, --decide with a saved case, limits that the model does
-// not run.
-Result<SavedCase> load_case(const std::string& path, const FailingCaseOptions& options);
+// not run. Sets options.file.
+Result<SavedCase> load_case(const std::string& path, FailingCaseOptions& options);
 // Compares a recording with the model's decisions and audits it
 // (properties/judge/recording_check.h). Absent: the file is not a recording, its own decisions are
 // followed, or another engine decides. `saved`: load_case() of the file.

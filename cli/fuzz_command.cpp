@@ -37,6 +37,7 @@
 #include "cuda_backend/backends.h"
 #include "properties/fuzz/corpus.h"
 #include "properties/fuzz/fuzz.h"
+#include "properties/mutants/mutant_search.h"
 #include "sim/step/backend_config.h"
 #include "traces/formats/engine_options.h"
 
@@ -283,6 +284,9 @@ Result<FuzzOptions> options_of(const FuzzCommandOptions& options, FailingCaseOpt
   fuzzing.runs = options.seconds ? kRunsMax : options.seed ? 1 : kRunsByDefault;
   if (options.runs) fuzzing.runs = *options.runs;
   fuzzing.jobs = options.jobs;
+  if (!options.mutant.empty() && find_mutant(options.mutant) == nullptr)
+    return fail("--mutant: unknown mutant {}; `lockstep mutants --list` lists them",
+                options.mutant);
   fuzzing.mutant = options.mutant;
   fuzzing.guided = options.guided;
   if (!options.corpus_path.empty()) LS_RETURN_IF_ERROR(begin_with_corpus(options, fuzzing));

@@ -183,7 +183,7 @@ Result<void> leave_drawings(const ReplayOptions& options, const OpenReplay& prep
 
 // Returns the case that repeats the run.
 Result<SavedCase> case_of_run(const ReplayOptions& options, const OpenReplay& prepared,
-                              const RunReport& report, const FailingCaseOptions& judging) {
+                              const RunReport& report, FailingCaseOptions judging) {
   if (prepared.format == FileFormat::saved_case) return load_case(options.file, judging);
   return case_of(request_of(options), prepared, report);
 }
@@ -279,7 +279,7 @@ ReportedItem item_of(const ReplayOptions& options, const RunSummary& summary,
 // Shrinks the saved case and writes the result next to it. Loads it from the file, so that what is
 // shrunk is exactly what a user can repeat. Returns the command that explains it; without a smaller
 // case `again`, which runs the saved one.
-Result<std::string> leave_smallest(const std::string& path, const FailingCaseOptions& judging,
+Result<std::string> leave_smallest(const std::string& path, FailingCaseOptions judging,
                                    const CommandReport& out, std::string again) {
   LS_ASSIGN_OR_RETURN(const auto saved, load_case(path, judging));
   const auto shrunk = shrink_again(saved, judging);

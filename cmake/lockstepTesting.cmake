@@ -98,7 +98,10 @@ endfunction()
 
 function(lockstep_add_audit_test name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "AFTER" "ARGS")
-  _lockstep_refuse(lockstep_add_audit_test "")
+  # A word in capitals is a misspelt keyword, not a recording.
+  set(unknown ${arg_UNPARSED_ARGUMENTS})
+  list(FILTER unknown INCLUDE REGEX "^[A-Z_]+$")
+  _lockstep_refuse(lockstep_add_audit_test "${unknown}")
   if("${arg_UNPARSED_ARGUMENTS}" STREQUAL "")
     message(FATAL_ERROR "lockstep_add_audit_test: ${name} has no recording")
   endif()

@@ -274,11 +274,11 @@ void draw_pool(Draw& draw, std::vector<KVCacheGroupSpec> groups, SavedCase& save
       {AttentionBackend::triton_attn, AttentionBackend::flash_attn, AttentionBackend::flashinfer});
   saved.layout = choices.one_of({CacheLayout::NHD, CacheLayout::HND});
   std::int64_t need = planned_blocks_of_request(saved.engine, groups);
-  // The pool is divided among the kinds. Each part must hold one request, and each request needs up
-  // to four states. With overlap nothing is retracted: SGLang drops that request's pending token.
-  const std::int64_t states = count_kind(groups, is_state_kind) > 0 ? 4 : 0;
-  if (draw.options.one_pool_per_kind && (groups.size() > 1 || saved.engine.async_scheduling))
-    need = 2 * need + (saved.engine.async_scheduling ? 8 : states) * saved.engine.max_num_seqs;
+  // SGLang keeps up to two pages free (max_new_tokens_for_memory()) and divides the pool among the
+  // kinds. Each part must hold one request, and each request needs up to four states.
+  if (draw.options.one_pool_per_kind && groups.size() == 1) need += 2;
+  if (draw.options.one_pool_per_kind && groups.size() > 1)
+    need = 2 * need + (count_kind(groups, is_state_kind) > 0 ? 4 * saved.engine.max_num_seqs : 0);
   const bool packed = groups.front().layers_per_page > 1;
   // With HND the heads of a packed layer are apart, and the backend cannot address them.
   if (packed) saved.layout = CacheLayout::NHD;

@@ -15,6 +15,12 @@ namespace {
 constexpr std::int64_t kStepNs = 10'000'000;  // approximate virtual time of a step
 constexpr std::int32_t kFill = 7;             // the token of outputs that return in later prompts
 
+// Returns the longest prompt that an engine takes. One output token must fit; SGLang reserves five
+// (srt/managers/tp_worker.py, max_req_input_len).
+std::int64_t longest_prompt(const Draw& draw, const EngineConfig& engine) {
+  return engine.max_model_len - (draw.options.one_pool_per_kind ? 5 : 1);
+}
+
 // Appends requests one by one. t_ns_ is the latest arrival and never decreases.
 class Traffic {
  public:
@@ -30,8 +36,7 @@ class Traffic {
   void draw_output(TraceRequest& request);
   void draw_end(TraceRequest& request);
 
-  // Longest prompt that leaves space for one output token.
-  std::int64_t longest() const { return saved_.engine.max_model_len - 1; }
+  std::int64_t longest() const { return longest_prompt(draw_, saved_.engine); }
 
   Draw& draw_;
   SavedCase& saved_;
@@ -171,7 +176,7 @@ void raise_priorities(Draw& draw, SavedCase& saved) {
     if (request == nullptr) continue;
     // Lower values are more important, so each later request outranks all earlier ones.
     request->spec.priority = --priority;
-    const std::int64_t room = engine.max_model_len - 1 - request->spec.prompt.size();
+    const std::int64_t room = longest_prompt(draw, engine) - request->spec.prompt.size();
     if (std::exchange(is_first, false) && room > 0)
       request->spec.prompt.append(
           {TokenRun::Kind::seeded, 99, 0, static_cast<std::uint32_t>(room)});

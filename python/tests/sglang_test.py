@@ -311,6 +311,24 @@ class Refusals(unittest.TestCase):
             self.assertEqual([row["id"] for row in rows], [name], step)
             send({"update": step, "sampled": {name: [7]}})
 
+    def test_an_idle_turn_with_a_pending_result_retracts_nothing(self) -> None:
+        """The pool is full, and the pending result ends `a`: `b` decodes in the next step."""
+        config = {"max_num_seqs": 4, "max_num_batched_tokens": 16, "max_model_len": 40}
+        config |= {"block_size": 1, "enable_prefix_caching": False, "async_scheduling": True}
+        send = sender()
+        send({"open": {"config": config, "groups": [_attention("full", 1)], "num_blocks": 11}})
+        for name, output in (("a", 5), ("b", 6), ("c", 3)):
+            prompt = [[ord(name), 1]]
+            send({"add": name, "prompt": prompt, "max_tokens": output, "arrival": 0.0})
+        decided = [send({"schedule": 0})]
+        for step in range(1, 8):
+            decided.append(send({"schedule": step}))
+            if rows := decided[-2]["scheduled"]:
+                send({"update": step - 1, "sampled": {row["id"]: [7] for row in rows}})
+        rows = [[row["id"] for row in step["scheduled"]] for step in decided]
+        self.assertEqual(rows[5:], [["a", "b"], [], ["b"]])
+        self.assertFalse([step for step in decided if "preempted" in step])
+
     def test_an_abort_ends_no_request_whose_name_begins_alike(self) -> None:
         send = sender()
         send({"open": sglang_workloads.header("paged", 1) | {"seed": 0}})
@@ -360,12 +378,26 @@ class Slots(unittest.TestCase):
             self.assertEqual(_audit(Path(name)), [])
 
 
+@unittest.skipUnless(LOCKSTEP, "LOCKSTEP names no command")
+class Runs(unittest.TestCase):
+    def test_a_pending_token_of_a_retracted_request_is_dropped(self) -> None:
+        """Lockstep's loop samples its position again, and the pages compare equal."""
+        case, engine = HERE / "sglang_dropped_token.case.jsonl", os.environ["LOCKSTEP_ENGINE"]
+        with tempfile.TemporaryDirectory() as name:
+            report = Path(name, "report.json")
+            command = [LOCKSTEP, "replay", case, "--decisions", engine, "--json", report]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            self.assertRegex(done.stdout, r"preemptions +1\n")
+
+
 class Process(unittest.TestCase):
     def test_a_process_speaks_the_protocol(self) -> None:
         from adapter_client import Adapter
 
         adapter = Adapter("sglang")
         self.assertEqual(adapter.hello()["engine"], ENGINE)
+        self.assertRegex(ENGINE["version"], r"^0\S+ \((rust|python) tree\)$")
         head = sglang_workloads.header("paged", 2)
         lines = Served(adapter.send, head, Clients(head, 2), ENGINE).run()
         self.assertEqual(adapter.close(), 0)

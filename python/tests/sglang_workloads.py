@@ -277,9 +277,10 @@ class Served:
 
 
 def engine() -> Line:
-    from lockstep_engines.sglang import engine as sglang_engine
+    from lockstep_engines.sglang.adapter import SglangAdapter
 
-    return {"name": "sglang", "version": sglang_engine.VERSION}
+    found: Line = SglangAdapter().hello()["engine"]
+    return found
 
 
 def sender() -> Callable[[Line], Line]:

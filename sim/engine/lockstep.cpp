@@ -350,12 +350,11 @@ Result<void> LockstepRun::add_request(WorkloadEvent& event) {
     workload_.request_refused(name, event.ticket, id.error());
     return {};
   }
-  if (!requests_.add(*id, {.name = name,
-                           .ticket = event.ticket,
-                           .num_prompt_tokens = prompt,
-                           .num_output_tokens = 0,
-                           .live = true}))
-    return fail("two live requests have the name {}", name);
+  LiveRequest live{.name = name, .ticket = event.ticket, .num_prompt_tokens = prompt, .live = true};
+  if (!requests_.add(*id, std::move(live))) {
+    // A fault of a recorded engine is its verdict. Another engine's input is refused.
+    return engine_failed() ? Result<void>() : fail("two live requests have the name {}", name);
+  }
   chain_.add(name);
   observer_.arrived({.id = *id, .name = name, .num_prompt_tokens = prompt, .step = summary_.steps});
   if (memory_ != nullptr) memory_->add_request(*id, spec);
@@ -558,8 +557,13 @@ std::int64_t LockstepRun::take_output() {
   const auto stopped = decisions_.update_from_output(flight.output);
   summary_.seconds.schedule += watch_.lap();
   stopped_.insert(stopped_.end(), stopped.begin(), stopped.end());
-  for (const StaleOutput& stale : decisions_.stale_outputs())
+  for (const StaleOutput& stale : decisions_.stale_outputs()) {
     stale_outputs_.push_back({stale, flight.step});
+    // SGLang drops the output of a retracted request, whose position is sampled again. The count of
+    // a request that runs again includes newer samples: a reset has corrected it.
+    if (stale.num_taken == 0 && std::ranges::count(decisions_.running(), stale.id) == 0)
+      know_tokens(stale.id, decisions_.num_tokens(stale.id));
+  }
   if (!flight.output.kv_connector_output.invalid_block_ids.empty()) forget_voided_tokens();
   outputs_.give_back(std::move(flight.output));
   return flight.step;

@@ -202,7 +202,10 @@ bool ReportedDecisions::reset_prefix_cache(bool preempts_running) {
   const auto succeeded = reporter_->reset_prefix_cache(preempts_running, step_);
   if (preempts_running) reset_before_ = num_steps_;
   if (preempts_running)
-    for (const RequestId id : running_) at(id).table.clear();
+    for (const RequestId id : running_) {
+      at(id).table.clear();
+      at(id).preempted_in = num_steps_;
+    }
   if (succeeded) take_state();
   return succeeded.value_or(false);
 }
@@ -301,7 +304,10 @@ void ReportedDecisions::take_decision() {
   for (const RequestId id : output_.preempted) {
     at(id).table.clear();
     // SGLang's tree has replaced blocks of a request that keeps running: docs/engines.md.
-    if (std::ranges::count(step_.running, at(id).name) > 0) output_.replaced.push_back(id);
+    if (std::ranges::count(step_.running, at(id).name) > 0)
+      output_.replaced.push_back(id);
+    else
+      at(id).preempted_in = output_.step;
   }
   for (const RecordedScheduled& row : step_.scheduled)
     if (!take_row(row)) return;
@@ -420,6 +426,7 @@ void ReportedDecisions::take_report(const KVConnectorOutput& report, RecordedSte
 
 std::span<const StoppedRequest> ReportedDecisions::update_from_output(const ModelOutput& output) {
   stopped_.clear();
+  stale_outputs_.clear();
   InFlight flight{.step = output_.step, .rows = {}};
   if (!in_flight_.empty()) {
     flight = std::move(in_flight_.front());
@@ -432,12 +439,21 @@ std::span<const StoppedRequest> ReportedDecisions::update_from_output(const Mode
   if (!output.draft_ends.empty() && !header_.options.config.async_scheduling)
     reported.drafts = tokens_by_request(output.draft_tokens, output.draft_ends, flight.rows);
   take_report(output.kv_connector_output, reported);
+  for (const RecordedTokens& row : reported.sampled) {
+    const auto live = live_.find(row.id);
+    if (live == live_.end()) continue;
+    const Request& request = at(live->second);
+    if (request.first_step <= flight.step && request.preempted_in > flight.step)
+      stale_outputs_.push_back({live->second, static_cast<std::int32_t>(-request.num_tokens)});
+  }
   StepReporter::TokenCounts counts;
   if (!reporter_->update(reported, step_, counts)) return stopped_;
   if (counts.are_claims) check_counts(counts, reported);
   for (const auto& [name, num_tokens] : counts.num_tokens)
     for (const RequestId id : ids_of("num_tokens", {name}))
       take_tokens(id, num_tokens, reported.sampled);
+  for (StaleOutput& stale : stale_outputs_)
+    stale.num_taken += static_cast<std::int32_t>(at(stale.id).num_tokens);
   for (const RecordedStopped& row : step_.stopped) {
     const auto reason = from_name<FinishReason>(row.reason);
     const auto live = live_.find(row.id);

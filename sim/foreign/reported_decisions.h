@@ -103,6 +103,7 @@ class ReportedDecisions : public DecisionSource, public ConnectorQueries {
   std::int64_t scheduler_block_size() const override { return header_.scheduler_block_size; }
   std::int64_t hash_block_size() const override { return header_.hash_block_size; }
   std::span<const BlockKey> block_keys(RequestId request) const override;
+  std::span<const StaleOutput> stale_outputs() const override { return stale_outputs_; }
   const EngineFailure* failure() const override { return reporter_->failure(); }
   std::vector<std::string> not_checked() const override { return reporter_->not_checked(); }
   std::string_view name_without_profile() const override {
@@ -127,7 +128,8 @@ class ReportedDecisions : public DecisionSource, public ConnectorQueries {
   // A request as the reports describe it.
   struct Request {
     std::string name;
-    std::int64_t first_step = 0;  // that could schedule it
+    std::int64_t first_step = 0;     // that could schedule it
+    std::int64_t preempted_in = -1;  // last step that preempted it, or the one after a reset
     std::int64_t num_tokens = 0;
     std::vector<std::int32_t> item_rows{};  // rows of the encoder, per item of the prompt
     BlocksPerGroup table = {};              // as last reported, with the blocks added since
@@ -183,6 +185,7 @@ class ReportedDecisions : public DecisionSource, public ConnectorQueries {
   std::vector<SkippedRequest> skipped_;
   std::deque<InFlight> in_flight_;
   std::vector<StoppedRequest> stopped_;
+  std::vector<StaleOutput> stale_outputs_;
   RecordedStep step_;  // the last report
   SchedulerOutput output_;
   CacheCounters counters_;

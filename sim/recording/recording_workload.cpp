@@ -398,6 +398,10 @@ class RecordingReporter final : public StepReporter {
   }
 
   Result<void> add(const RequestSpec& request) override {
+    // The engine never schedules it, so the audit does not count it either.
+    if (request.prompt.size() > recording_->header.options.config.max_model_len) return {};
+    if (requests_.contains(request.name))
+      fail(fmt::format("two live requests have the name {}", request.name));
     requests_[request.name] = {.num_prompt = request.prompt.size(),
                                .num_tokens = request.prompt.size(),
                                .max_tokens = request.max_tokens,

@@ -19,9 +19,9 @@ RecordingHeader recording_header(const EngineConfig& config,
                                  std::int64_t num_blocks, const DecisionSource& decisions) {
   RecordingHeader header = header_of_engine(config, groups, num_blocks);
   header.has_cache_events &= decisions.model() != nullptr;  // no other engine tells them yet
-  // Nor the outcome for drafts and outputs.
+  // Nor held drafts.
   header.has_held_drafts = decisions.model() != nullptr && config.num_spec_tokens > 0;
-  header.has_stale_outputs = decisions.model() != nullptr && config.async_scheduling;
+  header.has_stale_outputs = config.async_scheduling;
   header.scheduler_block_size = decisions.scheduler_block_size();
   header.hash_block_size = decisions.hash_block_size();
   return header;

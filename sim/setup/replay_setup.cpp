@@ -53,7 +53,7 @@ Result<void> parse(const ReplayRequest& request, ReplayInput& input) {
       LS_RETURN_IF_ERROR(keep(read_benchmark_file(request.file), input.benchmark));
       return keep(read_all(*requests_of(*input.benchmark, request.file)), input.trace);
     case FileFormat::recording:
-      return keep(read_recording(request.file), input.recording);
+      return keep(read_recorded_steps(request.file), input.recording);
     case FileFormat::saved_case:
       return keep(read_saved_case(request.file), input.saved);
     default:

@@ -135,7 +135,8 @@ TEST(Fuzz, RefusesWhatCannotBe) {
   refused({"--shard", "3/2"}, "expected I/N");
   refused({"--shard", "0/2", "--seconds", "1"}, "use --runs");
   refused({"--engine", "no-such-engine"}, "no-such-engine");
-  refused({"--seed", "1", "--mutant", "no-such-defect"}, "no-such-defect");
+  refused({"--seed", "1", "--mutant", "no-such-defect", "--backend", "none"},
+          "--mutant: unknown mutant no-such-defect; `lockstep mutants --list` lists them");
   refused({"--merge", "no-such-file"}, "no-such-file");
   refused({"--no-shrink"}, "--save");
   refused({"--merge", "no-such-file", "--seed", "1", "--backend", "none"},

@@ -16,6 +16,7 @@ namespace {
 const std::string kCases = LOCKSTEP_SOURCE_DIR "/tests/cli/cases/";
 const std::string kParts = kCases + "no_slots_in_flight.jsonl";
 const std::string kNoProfile = kCases + "sglang.jsonl";
+const std::string kSmallEngine = "python3 " LOCKSTEP_SOURCE_DIR "/docs/examples/paged_engine.py";
 const std::string kFollowed =
     LOCKSTEP_SOURCE_DIR "/tests/regressions/vllm_0_33_0_padded_prompt_of_one_token.jsonl";
 
@@ -143,6 +144,16 @@ TEST(Verdicts, ARecordingOfAnEngineWithoutAProfileIsFollowed) {
     EXPECT_EQ(model.out, "") << command;
   }
   EXPECT_TRUE(has(run_lockstep({"replay", kNoProfile}).out, "sglang-0.5.23 has no profile"));
+  for (const std::string command : {"explain", "replay"}) {
+    const Outcome engine = run_lockstep({command, kNoProfile, "--decisions", kSmallEngine});
+    EXPECT_EQ(engine.status, 0) << command << engine.err;
+    EXPECT_TRUE(has(engine.out, "agreed")) << command << engine.out;
+  }
+  const std::string windows =
+      LOCKSTEP_SOURCE_DIR "/traces/samples/recordings/vllm-0.33.0/sliding_window/0005.jsonl";
+  const Outcome refused = run_lockstep({"explain", windows, "--decisions", kSmallEngine});
+  EXPECT_EQ(refused.status, 2) << refused.out;
+  EXPECT_TRUE(has(refused.err, windows + ": paged-")) << refused.err;
   std::string saved =
       read_text(LOCKSTEP_SOURCE_DIR "/tests/regressions/more_memory_finishes_later.case.jsonl");
   const std::size_t at = saved.find(R"("engine":"vllm-)");
@@ -183,6 +194,16 @@ TEST(Verdicts, EveryCommandNamesTheStepThatARecordingIsCutOffAfter) {
   const Outcome exported =
       run_lockstep({"export", path, "--as", "mooncake", "--lossy", "--block", "16"});
   EXPECT_TRUE(has(exported.err, "is cut off after step 2")) << exported.err;
+}
+
+// The recorded engine's own fault is a failure wherever its decisions are followed.
+TEST(Verdicts, TwoLiveRequestsOfOneNameAreAFault) {
+  for (const std::string command : {"audit", "replay", "explain"}) {
+    const Outcome run = run_lockstep(
+        {command, LOCKSTEP_SOURCE_DIR "/tests/regressions/damaged/two_of_one_name.jsonl"});
+    EXPECT_EQ(run.status, 1) << command << run.err;
+    EXPECT_TRUE(has(run.out, "two live requests have th")) << command << run.out;
+  }
 }
 
 TEST(Verdicts, LostHitsHaveAReason) {
@@ -337,12 +358,12 @@ TEST(Verdicts, ASavedCaseWhosePagesAreTooSmallIsRefused) {
 TEST(Verdicts, NothingAgreesWithoutAStep) {
   const std::string path = temporary_path("killed.jsonl"), whole = read_text(kFollowed);
   write_text(path, whole.substr(0, whole.find('\n') + 1));
-  const Outcome compared = run_lockstep({"conform", path});
-  EXPECT_EQ(compared.status, 2) << compared.out;
-  EXPECT_TRUE(has(compared.err, "has no step to compare; ")) << compared.err;
   EXPECT_EQ(run_lockstep({"audit", path}).status, 2);
-  const Outcome run = run_lockstep({"replay", path, "--backend", "simt"});
-  EXPECT_TRUE(has(run.out, "Verdict: done. No request ran, so nothing was compared.")) << run.out;
+  for (const std::string command : {"conform", "replay", "explain", "shrink"}) {
+    const Outcome run = run_lockstep({command, path});
+    EXPECT_EQ(run.status, 2) << command << run.out;
+    EXPECT_TRUE(has(run.err, "killed.jsonl:1: has no step to ")) << run.err;
+  }
 }
 
 TEST(Verdicts, AReleaseWithoutAProfileIsNamed) {

@@ -92,13 +92,14 @@ class OutsideProject(support.InFolder):
         prefix = self.install()
         lists = self.project / "CMakeLists.txt"
         text = lists.read_text()
-        for wrong, says in (
-            ("SEEDS some", "SEEDS some; expected first:last"),
-            ("SEEDS 5:5", "SEEDS 5:5 has no seed"),
-            ("SEEDS 0:20 DECISION x", "unknown argument DECISION;x"),
-            ("SEEDS 0:20 KNOWN", "no value for KNOWN"),
+        for right, wrong, says in (
+            ("SEEDS 0:20", "SEEDS some", "SEEDS some; expected first:last"),
+            ("SEEDS 0:20", "SEEDS 5:5", "SEEDS 5:5 has no seed"),
+            ("SEEDS 0:20", "SEEDS 0:20 DECISION x", "unknown argument DECISION;x"),
+            ("SEEDS 0:20", "SEEDS 0:20 KNOWN", "no value for KNOWN"),
+            ("AFTER serve)", "AFTR serve)", "lockstep_add_audit_test: unknown argument AFTR"),
         ):
-            lists.write_text(text.replace("SEEDS 0:20", wrong))
+            lists.write_text(text.replace(right, wrong))
             done = support.run(CMAKE, "-S", self.project, "-B", self.folder / "build",
                                f"-DCMAKE_PREFIX_PATH={prefix}", expect=1)  # fmt: skip
             self.assertIn(says, " ".join(done.stdout.split()))

@@ -520,6 +520,8 @@ class RecordingReader {
 
 // Reads a whole recording. Errors as of RecordingReader.
 Result<Recording> read_recording(const std::string& path);
+// The same, for a command that runs its steps. Errors: also a recording without a step.
+Result<Recording> read_recorded_steps(const std::string& path);
 
 // Converts the recorded requests to a trace, for an engine that samples at other steps than the
 // recorded one.

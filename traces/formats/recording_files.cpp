@@ -178,6 +178,13 @@ Result<Recording> read_recording(const std::string& path) {
   return recording;
 }
 
+Result<Recording> read_recorded_steps(const std::string& path) {
+  auto recording = read_recording(path);
+  if (!recording || !recording->steps.empty()) return recording;
+  const std::string cut_off = cut_off_text(recording->end);
+  return fail("{}:1: has no step to run{}{}", path, cut_off.empty() ? "" : "; ", cut_off);
+}
+
 namespace {
 
 // What the engine made of one request.

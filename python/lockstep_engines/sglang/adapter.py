@@ -50,6 +50,7 @@ _OWN_DEFAULTS: dict[str, Any] = {
     "mixed_chunk": False,
     "tree_core": None,  # SGLang's own choice
     "swa_eviction_interval": 1,  # SGLang's 128 is longer than a small case
+    "new_token_ratio": 0.1,  # SGLang's 0.7 decays to this in 600 steps
     "pools": {},
 }
 _ATTENTION = ("full", "mla")
@@ -156,6 +157,7 @@ def _options_of(case: Object) -> tuple[Options, list[str]]:
         tree_core=own["tree_core"],
         overlap=config["async_scheduling"],
         swa_eviction_interval=own["swa_eviction_interval"],
+        new_token_ratio=own["new_token_ratio"],
     )
     _check_states(options)
     return options, kinds
@@ -478,7 +480,7 @@ class _Case:
             if len(_tokens(request)) > before[name] and name not in sampled:
                 raise ProtocolError(f"request {name} has a row that samples, but no token")
             if request.finished():
-                stopped.append([name, _reason_of(request)])
+                stopped.append([name, request.finished_reason.to_json()["type"]])
                 self._forget(name)
         if stopped:
             reply["stopped"] = stopped
@@ -544,11 +546,6 @@ def _tokens(request: Req) -> list[int]:
     return [*request.origin_input_ids, *request.output_ids_through_stop]
 
 
-def _reason_of(request: Req) -> str:
-    kind = request.finished_reason.to_json()["type"]
-    return {"length": "length", "stop": "stop", "abort": "abort"}[kind]
-
-
 class SglangAdapter:
     """The engine's side of the protocol."""
 
@@ -561,7 +558,8 @@ class SglangAdapter:
         features += ["no_prefix_caching", "cache_salt", "reset_prefix_cache"]
         features += ["one_pool_per_kind", "mamba_cache_mode:none"]
         features += ["lacks:long_prefill_threshold", "lacks:sparse_retention"]
-        engine = {"name": "sglang", "version": sglang_engine.VERSION}
+        version = f"{sglang_engine.VERSION} ({sglang_engine.own_tree_core()} tree)"
+        engine = {"name": "sglang", "version": version}
         return {"engine": engine, "features": features}
 
     def open(self, case: Object, client: Client | None) -> Object:

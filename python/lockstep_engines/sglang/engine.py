@@ -91,6 +91,7 @@ class Options:
     tree_core: str | None = None
     overlap: bool = False
     swa_eviction_interval: int = 1  # tokens past a window before their slots are freed
+    new_token_ratio: float = 0.7  # of the tokens that running requests may add, reserved at first
 
     @property
     def window_before(self) -> int | None:
@@ -302,6 +303,7 @@ class Engine:
         self.options = options
         arguments, model_config = _publish(options)
         envs.SGLANG_SWA_EVICTION_INTERVAL.set(options.swa_eviction_interval)
+        envs.SGLANG_INIT_NEW_TOKEN_RATIO.set(options.new_token_ratio)
         self.rows = _request_rows(options)
         self.allocator = _token_allocator(options, self.rows)
         self.worker = _Worker(model_config, self.allocator.get_kvcache())
@@ -512,10 +514,11 @@ class Engine:
     def next_batch(self) -> ScheduleBatch | None:
         """The first half of the event loop's turn: what it decides. 0.5.22 notices that a full
         batch has ended only after it has looked for prefills: that turn is idle, and the next one
-        is not."""
-        was_full = self.scheduler.running_batch.batch_is_full
+        is not. With overlap, an idle turn first processes the pending result."""
+        s = self.scheduler
+        was_full = s.running_batch.batch_is_full
         batch = self._turn()
-        if not batch and was_full and not self.scheduler.running_batch.batch_is_full:
+        if not batch and was_full and not s.running_batch.batch_is_full and not s.result_queue:
             batch = self._turn()
         return batch
 
@@ -587,3 +590,9 @@ class Engine:
         if s.chunked_req is not None:
             found[id(s.chunked_req)] = s.chunked_req
         return [request for request in found.values() if not request.finished()]
+
+
+def own_tree_core() -> str:
+    """SGLang's choice of a radix tree: compiled (rust) or python."""
+    tree = Engine(Options(1, 1, 16, 4, 4, full_pages=16)).tree
+    return "rust" if type(tree.tree_core).__name__.startswith("Rust") else "python"
