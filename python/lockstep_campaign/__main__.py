@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -73,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
                         help="options that plant a defect, which must be found; '': none")
     parser.add_argument("--out", type=Path, default=Path(".lockstep/campaign"), metavar="DIR",
                         help="folder of the report and what was found (.lockstep/campaign)")
-    parser.add_argument("--metrics", type=Path, metavar="FILE",
+    parser.add_argument("--metrics", metavar="FILE|-",
                         help="the figures of the page as text for Prometheus")
     return parser
 
@@ -109,7 +110,7 @@ def _stop_at_signals(loop: Loop, stopped: list[int]) -> None:
         if stopped:
             os._exit(128 + number)
         stopped.append(number)
-        loop.stops = True
+        loop.interrupted = True
         say("stopping after the tasks that run; the next signal stops at once")
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -123,18 +124,31 @@ def _commit_of(program: str) -> str:
     return done.stdout.strip() if done.returncode == 0 else f"build {digest_of(program)[:12]}"
 
 
-def _write_report(done: Done, out: Path, json_path: str | None) -> None:
+def _write_report(done: Done, out: Path, outputs: Mapping[str, str | None]) -> None:
     (out / "report.txt").write_text(done.out)
     (out / REPORT).write_bytes(done.files[REPORT])
+    json_path = outputs["--json"]
     if json_path == "-":
         sys.stdout.write((out / REPORT).read_text())
+    elif json_path:
+        shutil.copyfile(out / REPORT, json_path)
+    if "-" in (json_path, outputs["--metrics"]):
         sys.stderr.write(done.out)
         return
-    if json_path:
-        shutil.copyfile(out / REPORT, json_path)
     sys.stdout.write(done.out)
     sys.stdout.flush()
     sys.stderr.write(done.err)
+
+
+def _write_metrics(path: str, text: str) -> None:
+    if path == "-":
+        sys.stdout.write(text)
+    elif Path(path).exists() and not Path(path).is_file():  # a device, a FIFO
+        Path(path).write_text(text)
+    else:
+        partial = Path(path).with_suffix(".partial")
+        partial.write_text(text)
+        partial.rename(path)
 
 
 def _verdict(status: int, ended: Ended, found: Found, canary: str) -> int:
@@ -194,35 +208,46 @@ def run(words: list[str]) -> int:
         tempfile.TemporaryFile(dir=out).close()
     except OSError as error:
         raise Refused(f"--out: {out}: {error.strerror}") from None
-    for option, path in (fuzz_run.outputs | {"--metrics": arguments.metrics}).items():
+    outputs = fuzz_run.outputs | {"--metrics": arguments.metrics}
+    options: dict[str | None, str] = {}
+    for option, path in outputs.items():
         check_output(option, path)
+        if path and options.setdefault(path, option) != option:
+            raise Refused(f"{option}: {path} is also given as {options[path]}; use another file")
     lock(out)
     history, commit = History.read(out), _commit_of(program.path)
     canary = fuzz_run.canary() if arguments.canary is None else arguments.canary
     stopped: list[int] = []
     began = time.time()
     executor = _executor(arguments, run_here)
-    with tempfile.TemporaryDirectory(prefix="lockstep-campaign-") as folder:
-        campaign = Campaign(fuzz_run, executor, Path(folder))
-        ended, found = campaign.ended, campaign.found
-        _stop_at_signals(campaign, stopped)
-        for case in history.failing(out):
-            campaign.replay(case)
-        if canary:
-            campaign.plant_canary(canary)
-        campaign.work()
-        if not (parts := campaign.parts()):
-            if stopped and not ended.given_up:
-                return _interrupted(stopped[0], "no shard ended, so there is no report")
-            raise Refused(ended.given_up or "--budget ended before the first shard; give more time")
+    shards = out / "shards"  # outlives a report that cannot be made, as on a full disk
+    shutil.rmtree(shards, ignore_errors=True)
+    shards.mkdir()
+    campaign = Campaign(fuzz_run, executor, shards)
+    ended, found = campaign.ended, campaign.found
+    _stop_at_signals(campaign, stopped)
+    for case in history.failing(out):
+        campaign.replay(case)
+    if canary:
+        campaign.plant_canary(canary)
+    campaign.work()
+    if not (parts := campaign.parts()):
+        if stopped and not ended.given_up:
+            return _interrupted(stopped[0], "no shard ended, so there is no report")
+        raise Refused(ended.given_up or "--budget ended before the first shard; give more time")
+    try:
         done = fuzz_run.merge(parts, run_here, stopped)
         report = report_of(done)
-        _write_report(done, out, fuzz_run.json_path)
-        history.take_replays(found.still_fail, commit)
-        history.take_report(report, commit)
-        if not stopped:
-            campaign.shrink(history.unsaved(), out / "found")
-        executor.close()
+        _write_report(done, out, outputs)
+    except (Refused, CannotRun, OSError) as error:
+        again = f"lockstep fuzz --merge {shlex.quote(str(shards))}/*.json"
+        raise Refused(f"{error}\nWhat the shards found is kept: {again}") from None
+    shutil.rmtree(shards)
+    history.take_replays(found.still_fail, commit)
+    history.take_report(report, commit)
+    if not stopped:
+        campaign.shrink(history.unsaved(), out / "found")
+    executor.close()
     history.take_saved(out)
     night = Night(began, round(ended.seconds, 1), commit, report["cases"], report["steps"],
                   classes_reached(report["tally"]), len(report["failures"]), found.canary,
@@ -233,9 +258,7 @@ def run(words: list[str]) -> int:
     figures = figures_of(report, ended, found, history, night, shlex.join(canary), command)
     (out / "page.html").write_text(page(figures))
     if arguments.metrics:
-        partial = arguments.metrics.with_suffix(".partial")
-        partial.write_text(prometheus(figures))
-        partial.rename(arguments.metrics)
+        _write_metrics(arguments.metrics, prometheus(figures))
     say(f"Page: {out / 'page.html'}")
     return 128 + stopped[0] if stopped else _verdict(done.status, ended, found, shlex.join(canary))
 
@@ -243,6 +266,8 @@ def run(words: list[str]) -> int:
 def main() -> NoReturn:
     try:
         sys.exit(run(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(_interrupted(signal.SIGINT, "nothing was checked"))
     except (Refused, CannotRun, OSError) as refused:
         say(f"lockstep: campaign: {refused}")
         sys.exit(2)

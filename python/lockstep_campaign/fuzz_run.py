@@ -99,8 +99,7 @@ class FuzzRun:
         for name in options_of(self.words):
             if name in _REFUSED:
                 raise Refused(f"{name} does not suit a campaign, which shards and saves")
-        self.json_path: str | None = own.json
-        self.outputs = {"--json": own.json, "--junit": own.junit, "--summary": own.summary}
+        self.outputs = {f"--{name}": getattr(own, name) for name in ("json", "junit", "summary")}
         self._shrinking = ["--no-shrink"] if own.no_shrink else [
             "--shrink-seconds", own.shrink_seconds]  # fmt: skip
         self.of_report = ["--coverage"] if own.coverage else []
@@ -161,7 +160,12 @@ class FuzzRun:
             first, parts = parts[:_MERGED_AT_ONCE], parts[_MERGED_AT_ONCE:]
             done = run(Task("a part of the report", (*words, "--merge", *map(str, first))))
             report_of(done)
-            first[0].write_bytes(done.files[REPORT])
+            # A full disk must not cut off the file that it replaces.
+            partial = first[0].with_suffix(".partial")
+            partial.write_bytes(done.files[REPORT])
+            partial.rename(first[0])
+            for part in first[1:]:
+                part.unlink()
             parts.append(first[0])
         interrupted = ["--interrupted-by", str(stopped[0])] if stopped else []
         rest = (*self.of_report, *interrupted, "--merge", *map(str, parts))

@@ -65,6 +65,7 @@ class Loop:
         self.started = time.monotonic()
         self.ended = Ended()
         self.stops = False  # ask for no more tasks
+        self.interrupted = False  # start none of the queue either
         self._queue: deque[Task] = deque()
         self._tries: dict[str, int] = {}
 
@@ -97,6 +98,8 @@ class Loop:
         return None
 
     def _next_task(self) -> Task | None:
+        if self.interrupted:
+            return None
         if self._queue:
             return self._queue.popleft()
         return None if self.stops else self.more()

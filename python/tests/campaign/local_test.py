@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 import unittest
+import unittest.mock
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -129,6 +130,15 @@ class Campaign(unittest.TestCase):
         self.assertEqual(samples["lockstep_campaign_steps"], str(report["steps"]))
         fails = sum(name.startswith("lockstep_campaign_bucket_fails{") for name in samples)
         self.assertEqual(fails, len(report["buckets"]))
+
+    def test_metrics_on_standard_output_leave_the_text_to_standard_error(self) -> None:
+        words = ("--metrics", "-", "--canary", "", "fuzz", "--backend", "none", "--runs", "3")
+        status, out, err = self.campaign(*words)
+        self.assertEqual((status, out[:26]), (0, "# HELP lockstep_campaign_i"), err)
+        self.assertIn("Verdict: agreed.", err)
+        status, _, err = self.campaign(*words, "--json", "-")
+        self.assertEqual(status, 2)
+        self.assertIn("--metrics: - is also given as --json; use another file", err)
 
     def test_the_nightly_workflow_runs_a_campaign_that_exists(self) -> None:
         text = (ROOT / ".github" / "workflows" / "nightly.yml").read_text()
@@ -295,6 +305,21 @@ class Campaign(unittest.TestCase):
         nights = json.loads((self.out / "history.json").read_text())["nights"]
         self.assertEqual([one["interrupted"] for one in nights], [True, False])
 
+    def test_an_interrupted_queue_starts_no_further_task(self) -> None:
+        executor = unittest.mock.Mock(**{"size.return_value": 1})
+        spread = loop.Loop(executor)
+        first, second = tasks.Task("first", ()), tasks.Task("second", ())
+
+        def wait(seconds: float) -> tasks.Done:
+            spread.interrupted = True
+            return tasks.Done(executor.start.call_args.args[0], "w", 0, "", "", {}, 1)
+
+        executor.wait = wait
+        spread.add(first, lambda done: None)
+        spread.add(second, lambda done: None)
+        spread.work()
+        executor.start.assert_called_once_with(first)
+
     def test_an_interrupted_audit_writes_what_it_has(self) -> None:
         path = self.folder / "audit.json"
         process = self.start("--workers", "1", "audit", "traces/samples/recordings",
@@ -351,6 +376,15 @@ class Campaign(unittest.TestCase):
             status, _, err = self.campaign("--out", out_folder, "fuzz", "--runs", "9")
             self.assertEqual(status, 2, err)
             self.assertRegex(err, f"^lockstep: campaign: --out: {out_folder}: {why}.*\n$")
+
+    def test_a_report_that_cannot_be_written_leaves_what_the_shards_found(self) -> None:
+        (self.out / "report.json").mkdir(parents=True)
+        runs = ("fuzz", "--backend", "none", "--runs", "30", "--mutant", "hash-stale")
+        status, _, err = self.campaign("--canary", "", "--shard-cases", "10", *runs)
+        self.assertEqual(status, 2, err)
+        (again,) = re.findall("What the shards found is kept: lockstep (.*)\n", err)
+        merged = subprocess.run(f"{LOCKSTEP} {again}", shell=True, capture_output=True, text=True)
+        self.assertEqual(merged.stdout, without_time(lockstep(*runs).stdout))
 
     def test_a_merge_without_a_report_is_refused(self) -> None:
         run = fuzz_run.FuzzRun(["--runs", "3"], None, None)
