@@ -300,8 +300,7 @@ void ReportedDecisions::take_decision() {
   // A preempted request has no blocks; a resumed one reports its table again.
   for (const RequestId id : output_.preempted) {
     at(id).table.clear();
-    // SGLang's tree has replaced blocks of a request that keeps running: docs/engines.md.
-    if (std::ranges::count(step_.running, at(id).name) > 0) output_.replaced.push_back(id);
+    if (step_.runs(at(id).name)) output_.replaced.push_back(id);
   }
   for (const RecordedScheduled& row : step_.scheduled)
     if (!take_row(row)) return;
