@@ -16,7 +16,9 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "base/output_file.h"
 #include "base/stop_signal.h"
@@ -394,9 +396,14 @@ int leave_judged(const ReplayOptions& options, const JudgedCase& judged, Command
           : stable_line(failure.check, failure.step, failure.request, failure.what);
   fmt::print("{} ({})\nVerdict: {}\n{}", options.file, name_of(FileFormat::saved_case), words,
              reproduction_text(saved.expected, failure));
-  if (!options.report_path.empty() || !options.perfetto_path.empty() ||
-      !options.hashes_path.empty() || !options.cache_events_path.empty())
-    fmt::print("Not written: --report, --perfetto, --hashes, --cache-events. {} judges this case\n",
+  std::vector<std::string_view> given;
+  for (const auto& [option, path] : {std::pair{"--report", &options.report_path},
+                                     {"--perfetto", &options.perfetto_path},
+                                     {"--hashes", &options.hashes_path},
+                                     {"--cache-events", &options.cache_events_path}})
+    if (!path->empty()) given.push_back(option);
+  if (!given.empty())
+    fmt::print("Not written: {}. {} judges this case\n", fmt::join(given, ", "),
                failure.kind == "crash" || failure.kind == "hang" ? "Another process" : "No run");
   if (out.wants_json()) {
     nlohmann::ordered_json json = {{"file", options.file}, {"verdict", expected_of(failure).kind}};

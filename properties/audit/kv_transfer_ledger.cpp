@@ -309,14 +309,13 @@ void PolicyLedger::begin(const RecordedEvent& event) {
   if (event.kind == RecordedEvent::Kind::pause_state) pause_state_ = event.pause_state;
 }
 
-// With a connector, a request may have to start over for another reason. A request that is still
-// running has not been preempted: SGLang has replaced its table. It also does so for a request that
-// ends in the step.
+// With a connector, a request may have to start over for another reason. SGLang also replaces the
+// table of a request that ends in the step.
 void PolicyLedger::check_victims(const RecordedStep& step) const {
   if (setup_.config.policy != SchedulingPolicy::priority || setup_.has_connector) return;
   for (const std::string& name : step.preempted) {
     const AuditRequest* victim = requests_.find(name);
-    if (victim == nullptr || std::ranges::count(step.running, name) > 0) continue;
+    if (victim == nullptr || step.runs(name)) continue;
     if (setup_.profile == nullptr &&
         std::ranges::count(step.stopped, name, &RecordedStopped::id) > 0)
       continue;

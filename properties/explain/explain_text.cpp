@@ -230,7 +230,7 @@ std::string step_text(const SavedCase& saved, const ExplainedStep& step) {
   for (const std::string& name : step.gone) say(name + " is aborted: its client disconnected.");
   for (const std::string& sentence : answers_told(step.recorded)) say(sentence);
   for (const std::string& name : step.recorded.preempted)
-    say(name + (std::ranges::count(step.recorded.running, name) > 0
+    say(name + (step.recorded.runs(name)
                     ? "'s table is sent again: the prefix cache has replaced blocks in it."
                     : " is preempted: its blocks are freed, and it will compute all of it again."));
   for (const RecordedScheduled& scheduled : step.recorded.scheduled)

@@ -174,16 +174,40 @@ void draw_states_as_served(Draw& draw, SavedCase& saved) {
   }
   if (num_states == 0) return;
   // Each group needs one more block for a checkpoint.
-  std::int64_t spare = exports ? num_states : 0;
-  if (draw.has(Feature::hits_inside_blocks) && groups.size() > 1 && engine.prefix_match_unit == 0) {
-    // An odd block has no half: the unit is then the block itself.
-    engine.prefix_match_unit = engine.block_size / (engine.block_size % 2 == 0 ? 2 : 1);
-    // docs/findings.md, 18: the engine plans the pool without them, and a request could wait
-    // forever
-    spare += 2 * num_states + 1;
-  }
+  const std::int64_t spare = exports ? num_states : 0;
   const bool is_larger = set_num_blocks(saved, saved.cache.num_blocks + spare);
   LS_CHECK(is_larger, "a plan of broken pages");
+  if (draw.has(Feature::hits_inside_blocks)) set_match_unit(saved);
+}
+
+static bool is_group_of_states(const KVCacheGroupSpec& group) {
+  return is_state_kind(group.spec.kind);
+}
+
+void set_match_unit(SavedCase& saved) {
+  EngineConfig& engine = saved.engine;
+  const auto num_states = std::ranges::count_if(saved.cache.groups, is_group_of_states);
+  if (num_states == 0 || saved.cache.groups.size() == 1 || !engine.enable_prefix_caching ||
+      engine.prefix_match_unit != 0)
+    return;
+  // An odd block has no half: the unit is then the block itself.
+  engine.prefix_match_unit = engine.block_size / (engine.block_size % 2 == 0 ? 2 : 1);
+  // docs/findings.md, 18: the engine plans the pool without them, and a request could wait forever
+  const bool is_larger = set_num_blocks(saved, saved.cache.num_blocks + 2 * num_states + 1);
+  LS_CHECK(is_larger, "a plan of broken pages");
+}
+
+void tighten_encoder_pool(Draw& draw, SavedCase& saved) {
+  if (!has_cross_attention(saved.cache.groups) || draw.options.never.has(Feature::same_instant))
+    return;
+  const bool is_planned =
+      set_num_blocks(saved, 1 + planned_blocks_of_request(saved.engine, saved.cache.groups));
+  LS_CHECK(is_planned, "a plan of broken pages");
+  // Requests that arrive within a step compete for the pool; some then arrive at once.
+  for (TraceRecord& record : saved.trace.records) {
+    auto* request = std::get_if<TraceRequest>(&record);
+    (request != nullptr ? request->spec.arrival_ns : std::get<TraceControl>(record).t_ns) /= 64;
+  }
 }
 
 // Backend modes: captured graphs and real numbers. They never change a decision, so one case may

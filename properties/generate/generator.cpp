@@ -204,7 +204,7 @@ void draw_features(Draw& draw, Feature first, Feature end, CasePart part) {
 void try_change(Draw& draw, void (*change)(Draw& draw, SavedCase& saved), SavedCase& saved) {
   SavedCase changed = saved;
   change(draw, changed);
-  if (is_accepted(changed)) saved = std::move(changed);
+  if (changed != saved && is_accepted(changed)) saved = std::move(changed);
 }
 
 // Generates ranks and the backend's modes. Both come after traffic: a case without them is the same
@@ -255,6 +255,26 @@ void draw_caches(Draw& draw, SavedCase& saved) {
   split_blocks(draw, saved);
 }
 
+// Gives the case a match unit, if hits then end inside blocks. A step in flight is left out: the
+// larger pool would hide finding 5.
+void hit_parts(const Draw& draw, SavedCase& saved) {
+  if (draw.options.worker || saved.engine.async_scheduling || saved.engine.dcp > 1 ||
+      draw.options.never.has(Feature::hits_inside_blocks))
+    return;
+  SavedCase changed = saved;
+  set_match_unit(changed);
+  const auto sizes = resolve_block_sizes(changed.engine, changed.cache.groups);
+  if (sizes && sizes->hits_parts_of_blocks && is_accepted(changed)) saved = std::move(changed);
+}
+
+// Generates what is rare without it. Comes last, so all other choices keep their values.
+void draw_rare(Draw& draw, SavedCase& saved) {
+  draw_stop_lists(draw, saved);
+  draw.choices.enter(CasePart::caches);
+  if (draw.choices.chance(50)) hit_parts(draw, saved);
+  if (draw.choices.chance(75)) try_change(draw, tighten_encoder_pool, saved);
+}
+
 }  // namespace
 
 SavedCase generate_case(ChoiceSource& choices, const GeneratorOptions& asked) {
@@ -298,6 +318,7 @@ SavedCase generate_case(ChoiceSource& choices, const GeneratorOptions& asked) {
   draw_ranks_and_modes(draw, saved);
   draw_connectors(draw, saved);
   draw_caches(draw, saved);
+  draw_rare(draw, saved);
   return saved;
 }
 

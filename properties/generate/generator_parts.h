@@ -55,6 +55,12 @@ bool has_pages_of_its_own(const KVCacheGroupSpec& group);
 // Generates prefill checkpoints and hits inside blocks, where the engine has them and the case has
 // states.
 void draw_states_as_served(Draw& draw, SavedCase& saved);
+// Lets hits end inside blocks, where the case has several groups, states among them, and a prefix
+// cache. May not be accepted.
+void set_match_unit(SavedCase& saved);
+// If the case has an encoder, leaves blocks for one request of max_model_len, and lets requests
+// arrive sooner: preempted ones then run the encoder again.
+void tighten_encoder_pool(Draw& draw, SavedCase& saved);
 // Generates a connector together with a step in flight.
 void draw_async_connector(Draw& draw, SavedCase& saved);
 // Replaces content hashes by the engine's own hash algorithm.
@@ -95,6 +101,9 @@ bool takes(const SavedCase& saved, RunTraits more);
 bool release_takes(const EngineConfig& engine, RunTraits traits);
 // Generates the requests: arrivals, prompts, outputs, aborts and resets of the prefix cache.
 void draw_traffic(Draw& draw, SavedCase& saved);
+// Generates lists of stop tokens. A request that ends by eos may list that token instead, and ends
+// at the same place; no replay samples the other listed tokens.
+void draw_stop_lists(Draw& draw, SavedCase& saved);
 // Makes each request more important than all earlier ones, and the first a long prompt in chunks of
 // a few blocks. Later arrivals then preempt it in mid-prefill. Only with policy `priority`.
 void raise_priorities(Draw& draw, SavedCase& saved);

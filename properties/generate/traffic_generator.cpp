@@ -166,6 +166,23 @@ void draw_traffic(Draw& draw, SavedCase& saved) {
   }
 }
 
+void draw_stop_lists(Draw& draw, SavedCase& saved) {
+  if (!draw.has(Feature::stop_tokens)) return;
+  std::int64_t index = 0;
+  for (TraceRecord& record : saved.trace.records) {
+    auto* request = std::get_if<TraceRequest>(&record);
+    if (request == nullptr) continue;
+    draw.choices.enter(CasePart::request, index++);
+    if (!draw.choices.chance(50)) continue;
+    RequestSpec& spec = request->spec;
+    // Tokens that no replay samples (trace_workload.cpp), then the one that ended the request.
+    spec.stop_token_ids =
+        draw.choices.one_of<std::vector<std::int32_t>>({{50'000}, {50'001, 50'000}, {}});
+    if (spec.eos_token && (spec.stop_token_ids.empty() || draw.choices.chance(50)))
+      spec.stop_token_ids.push_back(*std::exchange(spec.eos_token, std::nullopt));
+  }
+}
+
 void raise_priorities(Draw& draw, SavedCase& saved) {
   EngineConfig& engine = saved.engine;
   if (engine.policy != SchedulingPolicy::priority) return;

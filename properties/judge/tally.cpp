@@ -126,6 +126,7 @@ void count_engine(const SavedCase& saved, Tally& tally) {
   for (std::size_t i = 0; i < kOrders.size(); ++i)
     count_if(saved.layout == kOverlaidLayouts[i], kOrders[i]);
   count_if(!engine.enable_prefix_caching, Reached::no_prefix_caching);
+  count_if(engine.prefix_match_unit != 0, Reached::match_unit);
   count_if(!engine.enable_chunked_prefill, Reached::no_chunked_prefill);
   count_if(!engine.scheduler_reserve_full_isl, Reached::no_full_isl_reserve);
   count_if(engine.async_scheduling, Reached::async_scheduling);
@@ -222,7 +223,8 @@ void TallyCounter::count_events(const RecordedStep& step) {
   for (const RecordedEvent& event : step.before) {
     switch (event.kind) {
       case RecordedEvent::Kind::add:
-        requests_[event.request.name] = {.num_prompt_tokens = event.request.prompt.size()};
+        requests_[event.request.name] = {.num_prompt_tokens = event.request.prompt.size(),
+                                         .lists_its_end = !event.request.eos_token};
         if (!event.request.cache_salt.empty()) tally_.count(Reached::salted_request);
         break;
       case RecordedEvent::Kind::abort:
@@ -360,6 +362,10 @@ void TallyCounter::count_hit(const RecordedStep& step, const RecordedScheduled& 
   }
   if (found == 0) return;
   tally_.count(Reached::prefix_hit);
+  if (std::ranges::any_of(saved_.cache.groups, [&](const KVCacheGroupSpec& group) {
+        return is_prefix_cacheable(group.spec) && found % group.spec.block_size != 0;
+      }))
+    tally_.count(Reached::hit_inside_block);
   if (scheduled.resumed) tally_.count(Reached::resume_with_hit);
   if (!scheduled.blocks) return;
   for (std::size_t g = 0; g < saved_.cache.groups.size(); ++g) {
@@ -391,9 +397,7 @@ void TallyCounter::count_drafts(const RecordedScheduled& scheduled, Request& req
 // Counts victims that precede a running request: they may already have been scheduled in the step
 // that preempts them (docs/findings.md, 3).
 void TallyCounter::count_victims(const RecordedStep& step) {
-  const auto runs_on = [&](const std::string& name) {
-    return std::ranges::find(step.running, name) != step.running.end();
-  };
+  const auto runs_on = [&](const std::string& name) { return step.runs(name); };
   for (const std::string& name : step.preempted) {
     const auto place = std::ranges::find(running_, name);
     if (place != running_.end() && std::any_of(place + 1, running_.end(), runs_on))
@@ -455,12 +459,11 @@ void TallyCounter::count_scheduled(const RecordedStep& step) {
   }
 }
 
-// A storm preempts several requests at once and leaves at most one. A request that is still running
-// has only a new table: docs/engines.md, SGLang.
+// A storm preempts several requests at once and leaves at most one.
 void TallyCounter::count_preempted(const RecordedStep& step) {
   std::int64_t num_preempted = 0;
   for (const std::string& name : step.preempted) {
-    if (std::ranges::count(step.running, name) > 0) continue;
+    if (step.runs(name)) continue;
     ++num_preempted;
     requests_[name].place = Place::preempted;
   }
@@ -473,6 +476,7 @@ void TallyCounter::count_outcome(const RecordedStep& step) {
   tally_.count(Reached::stored_block, step.stored);
   tally_.count(Reached::eviction, step.evicted);
   tally_.count(Reached::zeroed_block, std::ssize(step.zero));
+  tally_.count(Reached::copy_on_write, std::ssize(step.copies));
   if (step.free_blocks == 0) tally_.count(Reached::full_pool);
   if (step.common_prefix_blocks &&
       std::ranges::any_of(*step.common_prefix_blocks, [](std::int32_t n) { return n > 0; }))
@@ -481,6 +485,8 @@ void TallyCounter::count_outcome(const RecordedStep& step) {
     tally_.count(stopped.reason == "stop"    ? Reached::stop_token
                  : stopped.reason == "error" ? Reached::load_failure_end
                                              : Reached::length_end);
+    if (stopped.reason == "stop" && requests_[stopped.id].lists_its_end)
+      tally_.count(Reached::listed_stop_token);
     requests_.erase(stopped.id);
   }
 }

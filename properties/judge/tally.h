@@ -75,6 +75,7 @@ namespace lockstep {
   X(whole_cache, anything)               \
   X(several_rows, anything)              \
   X(larger_states, worker)               \
+  X(match_unit, anything)                \
   X(with_backend, backend)               \
   X(with_faults, anything)               \
   X(tensor_parallel, backend)            \
@@ -108,6 +109,8 @@ namespace lockstep {
   X(hit_whole_cache, anything)           \
   X(hit_several_rows, anything)          \
   X(hit_larger_states, worker)           \
+  X(hit_inside_block, anything)          \
+  X(copy_on_write, anything)             \
   X(replayed_window, anything)           \
   X(ring_gone_round, anything)           \
   X(encoder_computed, anything)          \
@@ -148,6 +151,7 @@ namespace lockstep {
   X(session_resumed, anything)           \
   X(refused_request, anything)           \
   X(stop_token, anything)                \
+  X(listed_stop_token, anything)         \
   X(length_end, anything)                \
   X(external_hit, connector)             \
   X(partial_external_hit, connector)     \
@@ -291,6 +295,7 @@ class TallyCounter {
     std::int64_t num_drafts = 0;           // drafts in the last step that scheduled it
     // HiSparse: its pages' blocks in the first resident group
     std::vector<BlockId> pages{};
+    bool lists_its_end = false;  // true if only listed stop tokens end it before its length
   };
 
   void count_events(const RecordedStep& step);

@@ -48,33 +48,41 @@ class PlannedOutput {
   std::int32_t num_drafts(std::int64_t index, std::int32_t all, std::int32_t short_percent) const;
 
  private:
-  // Returns a generated token. Never the eos token, which would end the request early.
+  // Returns a generated token.
   std::int32_t made(std::int64_t index) const;
+  // Returns the first token from `token` on that does not end the request.
+  std::int32_t without_end(std::int32_t token) const;
 
   OutputPlan plan_;
-  std::optional<std::int32_t> eos_;
-  bool ends_with_eos_ = false;
+  std::vector<std::int32_t> ends_;  // tokens that end the request: stop_token_ids, then eos
+  bool is_ended_by_token_ = false;
   std::uint64_t key_ = 0;
 };
 
 PlannedOutput::PlannedOutput(const TraceRequest& request, std::uint64_t seed, std::uint64_t ordinal)
-    : plan_(request.output),
-      eos_(request.spec.eos_token),
-      ends_with_eos_(eos_ && request.output.length < request.spec.max_tokens),
-      key_(mix(seed ^ mix(ordinal))) {}
+    : plan_(request.output), ends_(request.spec.stop_token_ids), key_(mix(seed ^ mix(ordinal))) {
+  if (request.spec.eos_token) ends_.push_back(*request.spec.eos_token);
+  is_ended_by_token_ = !ends_.empty() && request.output.length < request.spec.max_tokens;
+}
 
-// If the trace plans fewer tokens than max_tokens allows, the request must end by its eos token.
+// The loop ends even if every token ends the request.
+std::int32_t PlannedOutput::without_end(std::int32_t token) const {
+  for (std::size_t i = 0; i < ends_.size() && std::ranges::count(ends_, token) > 0; ++i)
+    token = (token + 1) % kVocabulary;
+  return token;
+}
+
 std::int32_t PlannedOutput::made(std::int64_t index) const {
   const std::uint64_t random = mix(key_ + static_cast<std::uint64_t>(index));
-  const auto token = static_cast<std::int32_t>(random % kVocabulary);
-  return token == eos_ ? (token + 1) % kVocabulary : token;
+  return without_end(static_cast<std::int32_t>(random % kVocabulary));
 }
 
 std::int32_t PlannedOutput::token(std::int64_t index) const {
-  // Explicit tokens first, then the fill token, then the eos token at the planned end.
+  // Explicit tokens first, then the fill token. If the trace plans fewer tokens than max_tokens
+  // allows, a token must end the request: eos, or else the last of stop_token_ids.
   if (index < static_cast<std::int64_t>(plan_.tokens.size())) return plan_.tokens[index];
   if (plan_.fill && index < plan_.length) return *plan_.fill;
-  if (ends_with_eos_ && index == plan_.length - 1) return *eos_;
+  if (is_ended_by_token_ && index == plan_.length - 1) return ends_.back();
   return made(index);
 }
 
@@ -83,10 +91,9 @@ std::int32_t PlannedOutput::draft(std::int64_t index, std::int32_t acceptance_pe
   // Another key than that of tokens: acceptance is independent of the token's value.
   const std::uint64_t coin = mix(~key_ + static_cast<std::uint64_t>(index));
   if (static_cast<std::int32_t>(coin % 100) < acceptance_percent) return right;
-  // A wrong draft must not be the eos token either: a request whose drafts are accepted by mistake
+  // A wrong draft must not end the request either: a request whose drafts are accepted by mistake
   // would end and hide the mistake.
-  const std::int32_t wrong = (right + 1) % kVocabulary;
-  return wrong == eos_ ? (wrong + 1) % kVocabulary : wrong;
+  return without_end((right + 1) % kVocabulary);
 }
 
 std::int32_t PlannedOutput::num_drafts(std::int64_t index, std::int32_t all,

@@ -293,8 +293,7 @@ class EngineReporter final : public StepReporter {
     if (connector_ != nullptr) return;
     if (!step.held.empty()) fail(fmt::format("held: `{}`, without a connector", step.held.front()));
     for (const RecordedSkipped& row : step.skipped.value_or(std::vector<RecordedSkipped>{}))
-      if (std::ranges::count(step.running, row.id) > 0)
-        fail(fmt::format("skipped: `{}` is running", row.id));
+      if (step.runs(row.id)) fail(fmt::format("skipped: `{}` is running", row.id));
   }
   bool ask(const std::string& message, const std::function<void(JsonObject& reply)>& read) {
     if (connector_ == nullptr) return engine_->ask(message, read);

@@ -304,7 +304,7 @@ void ReportedDecisions::take_decision() {
   for (const RequestId id : output_.preempted) {
     at(id).table.clear();
     // SGLang's tree has replaced blocks of a request that keeps running: docs/engines.md.
-    if (std::ranges::count(step_.running, at(id).name) > 0)
+    if (step_.runs(at(id).name))
       output_.replaced.push_back(id);
     else
       at(id).preempted_in = output_.step;

@@ -131,6 +131,10 @@ TEST(SavedMutants, AreReproducedByEveryCommand) {
         EXPECT_NE(again.out.find("The case is reproduced."), std::string::npos) << again.out;
       }
     }
+  const Outcome judged =
+      run_lockstep({"replay", folder + "/sp-padding.case.jsonl", "--hashes", "/dev/null"});
+  EXPECT_NE(judged.out.find("Not written: --hashes. No run judges"), std::string::npos)
+      << judged.out;
 }
 
 TEST(SavedFailures, AKnownFindingInTheirPlaceIsNotTheirs) {

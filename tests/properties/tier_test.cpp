@@ -40,7 +40,8 @@ std::set<std::string_view> beyond(std::string_view engine) {
                    "lost_page",        "row_mirror",
                    "host_read",        "hot_region",
                    "adopted_page",     "end_with_copies",
-                   "full_host_pool"});
+                   "full_host_pool",   "match_unit",
+                   "hit_inside_block", "copy_on_write"});
     return others;
   }
   others.insert({"engine_0_22_1", "mamba_all", "hit_mamba_all", "common_prefix", "dp_connector"});

@@ -56,6 +56,23 @@ TEST(Run, AnotherTraceSeedOrStepTimeIsAnotherChain) {
   EXPECT_NE(first, hash(make_traffic(9, 50), 7, 10'000'000));
 }
 
+TEST(Run, AListedStopTokenEndsARequestAsEosDoes) {
+  const auto hash = [](bool is_listed) {
+    Trace trace = make_traffic(8, 5);
+    for (TraceRecord& record : trace.records) {
+      auto* request = std::get_if<TraceRequest>(&record);
+      if (request == nullptr) continue;
+      request->spec.max_tokens = request->output.length + 3;
+      if (is_listed)
+        request->spec.stop_token_ids = {50'000, 2};
+      else
+        request->spec.eos_token = 2;
+    }
+    return to_hex(run_world(two_groups(), trace, nullptr)->summary.state_hash);
+  };
+  EXPECT_EQ(hash(true), hash(false));
+}
+
 TEST(Run, DecisionsDoNotDependOnTheBackend) {
   const LockstepConfig config = two_groups();
   PlainBackend backend(config.backend);

@@ -103,6 +103,9 @@ Trace trace_of_everything() {
                  {Kind::literal, 0, 1, 2}},
                 {4, 5, 6}));
   add(prompt_of({{Kind::symbolic, 3, 1, 4}})).output = {.length = 1, .tokens = {}, .fill = 7};
+  TraceRequest& stopped = add(private_prompt(9, 8));
+  stopped.spec.max_tokens = stopped.output.length + 1;
+  stopped.spec.stop_token_ids = {5, 4};
   trace.records.emplace_back(TraceControl{.t_ns = 200});
   trace.records.emplace_back(TraceControl{.t_ns = 200, .preempts_running = true});
   TraceRequest& last = add(private_prompt(8, 8));

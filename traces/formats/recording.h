@@ -14,6 +14,7 @@
 // Not checked here: whether the decisions make sense. conform and audit check that.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -36,8 +37,7 @@ struct Trace;  // request_trace.h
 // Recordings have them; saved cases and trace hints do not, because the model's scheduler has no
 // such inputs.
 struct InputOptions {
-  // Adapters that may run in one step.
-  std::optional<std::int32_t> max_loras{};
+  std::optional<std::int32_t> max_loras{};  // adapters that may run in one step
   // Encoder rows of the model's largest multimodal item.
   std::optional<std::int32_t> mm_max_item_embeds{};
   std::optional<bool> disable_chunked_mm_input{};
@@ -52,8 +52,7 @@ struct InputOptions {
 struct EngineOptions {
   EngineConfig config;
   std::vector<std::string> given;
-  // Only of recordings.
-  InputOptions inputs{};
+  InputOptions inputs{};  // only of recordings
   bool operator==(const EngineOptions&) const = default;
 };
 
@@ -451,15 +450,16 @@ struct RecordedStep {
   std::optional<WorkerStepFacts> facts;
   RecordedInputs inputs{};
   RecordedTransfers transfers{};
+  // True if the request runs. If it is also preempted, it has only a new table: SGLang's prefix
+  // cache has replaced blocks in it (docs/engines.md).
+  bool runs(const std::string& name) const { return std::ranges::count(running, name) > 0; }
   bool operator==(const RecordedStep&) const = default;
 };
 
 // The last line, which marks the file as complete.
 struct RecordingEnd {
-  // Number of step lines before this one.
-  std::int64_t steps = 0;
-  // Requests that are still live, in ascending order.
-  std::vector<std::string> unfinished;
+  std::int64_t steps = 0;               // step lines before this one
+  std::vector<std::string> unfinished;  // live requests, in ascending order
   // Number of last non-empty steps whose outputs never arrived: the tokens that they sampled are
   // unknown.
   std::int64_t steps_in_flight = 0;

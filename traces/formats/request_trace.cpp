@@ -125,9 +125,9 @@ void check_end(JsonValue output_value, const TraceRequest& request) {
         fmt::format("found {} output tokens; expected at least min_tokens, {}", output.length,
                     spec.min_tokens));
   const std::int32_t last = output.length - 1;
-  // A replay that generates the tokens itself appends the eos token.
+  // A replay that generates the tokens itself appends a token that ends the request.
   const bool repeats = spec.repetition_detection != RepetitionDetection{};
-  bool ended = spec.eos_token.has_value();
+  bool ended = spec.eos_token || !spec.stop_token_ids.empty();
   if (!output.tokens.empty() || output.fill) {
     const auto token_at = [&output](std::int32_t i) {
       return output.fill ? *output.fill : output.tokens[static_cast<std::size_t>(i)];
