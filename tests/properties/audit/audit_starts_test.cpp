@@ -390,6 +390,65 @@ TEST(Policy, APausedSchedulerSchedulesNoRequestOrAdmitsNone) {
   EXPECT_EQ(findings[0].what, "is scheduled while PAUSED_NEW is set");
 }
 
+TEST(Policy, ARunningRequestThatNothingHindersIsScheduledAgain) {
+  Recording recording = one_without_profile(1);
+  for (std::int64_t i = 1; i < 40; ++i) {
+    recording.steps.push_back(empty_step(i, 18));
+    recording.steps.back().running = {"a"};
+  }
+  const auto num_findings = [&] { return audit(recording, AuditScope::whole_recording).size(); };
+  const auto findings = audit(recording, AuditScope::whole_recording);
+  ASSERT_EQ(findings.size(), 1u);
+  EXPECT_EQ(line_of(findings[0]),
+            "audit.standstill step 16 request a: runs with 8 of its 9 tokens computed, and no step "
+            "has scheduled it since step 0: no output of it is in flight, and 18 of 19 blocks are "
+            "free");
+  EXPECT_EQ(group_of(findings[0].rule), RuleGroup::policy);
+  // Another one decodes in every step.
+  recording.steps[1].before = {added_request("b", 8, 100)};
+  for (std::int64_t i = 1; i < 40; ++i) {
+    RecordedStep& step = recording.steps[i];
+    step.running = {"a", "b"};
+    step.free_blocks = 17;
+    step.scheduled = {scheduled_row("b", i == 1 ? 0 : static_cast<std::int32_t>(6 + i), 1)};
+    step.sampled = {{"b", {7}}};
+  }
+  recording.steps[1].scheduled = {scheduled_row("b", 0, 8, {{{BlockId{2}}}})};
+  EXPECT_EQ(num_findings(), 0u) << "the limits of a step are unknown";
+  recording.header.options.given = {"max_num_seqs", "max_num_batched_tokens"};
+  recording.header.options.config.max_num_batched_tokens = 8;
+  EXPECT_EQ(num_findings(), 1u);
+  recording.header.options.config.max_num_seqs = 2;
+  EXPECT_EQ(num_findings(), 1u);
+  recording.header.options.config.max_num_batched_tokens = 1;
+  recording.steps[0].scheduled[0].tokens = 8;
+  EXPECT_EQ(audit(recording, AuditScope::whole_recording).back().rule, AuditRule::limits);
+  recording.header.options.config.max_num_batched_tokens = 8;
+  for (RecordedStep& step : recording.steps) step.free_blocks = 0;
+  EXPECT_EQ(num_findings(), 0u);
+}
+
+TEST(Policy, ARunningRequestMayWaitForItsOutputAndForItsTurn) {
+  Recording recording = one_without_profile(1);
+  recording.header.options.config.async_scheduling = true;
+  for (std::int64_t i = 1; i < 40; ++i) {
+    recording.steps.push_back(empty_step(i, 18));
+    recording.steps.back().running = {"a"};
+  }
+  EXPECT_TRUE(audit(recording, AuditScope::whole_recording).empty());
+  recording.steps[2].output_of_step = 0;
+  EXPECT_EQ(audit(recording, AuditScope::whole_recording).size(), 1u);
+  recording = one_without_profile(1);
+  for (std::int64_t i = 1; i < 64; ++i) {
+    recording.steps.push_back(empty_step(i, 18));
+    if (i % 8 == 0)
+      recording.steps.back() =
+          step_of(i, scheduled_row("a", static_cast<std::int32_t>(7 + i / 8), 1), 7);
+    recording.steps.back().running = {"a"};
+  }
+  EXPECT_TRUE(audit(recording, AuditScope::whole_recording).empty());
+}
+
 TEST(Policy, BlocksThatTheTokensDoNotNeedAreAPolicy) {
   Recording recording = one_that_runs();
   (*recording.steps[0].scheduled[0].blocks)[0].push_back(BlockId{3});
