@@ -339,6 +339,36 @@ TEST(Decisions, WhatIsKnownIsNoNewsUntilItsDayIsOver) {
   EXPECT_NE(wrong.err.find("expected a date"), std::string::npos) << wrong.err;
 }
 
+// Judged by all rules, such an engine fails in its first step.
+TEST(Decisions, OfAnEngineThatReservesAllBlocksAreAuditedWithoutRulesAboutPolicy) {
+  const std::string engine =
+      changed_engine("reserve", R"(self.give(name, request["computed"] + tokens, preempted))",
+                     R"(self.give(name, request["last"], preempted))");
+  const Outcome by_all = fuzz(engine, {});
+  EXPECT_EQ(by_all.status, 1) << by_all.err;
+  EXPECT_NE(by_all.out.find("audit.excess_blocks"), std::string::npos) << by_all.out;
+  const Outcome agreed = fuzz(engine, {"--audit-policy", "off"});
+  EXPECT_EQ(agreed.status, 0) << agreed.out << agreed.err;
+  EXPECT_NE(agreed.out.find("  - rules about policy: "), std::string::npos) << agreed.out;
+  const Outcome speaks = run_lockstep({"check-adapter", engine});
+  EXPECT_EQ(speaks.status, 0) << speaks.out << speaks.err;
+  // A saved failure is judged again by the same rules, without the option.
+  const std::string folder = temporary_path("reserving");
+  EXPECT_EQ(fuzz(engine + " --bug lost",
+                 {"--audit-policy", "off", "--failures", "1", "--no-shrink", "--save", folder})
+                .status,
+            1);
+  for (const auto& file : std::filesystem::directory_iterator(folder)) {
+    const std::string path = file.path().string();
+    if (!path.ends_with(".case.jsonl")) continue;
+    for (const std::string command : {"replay", "explain", "shrink"}) {
+      const Outcome again = run_lockstep({command, path, "--decisions", engine + " --bug lost"});
+      EXPECT_EQ(again.status, 1) << command << again.out << again.err;
+      EXPECT_NE(again.out.find("audit.conservation"), std::string::npos) << again.out;
+    }
+  }
+}
+
 TEST(Decisions, ARunningRequestThatIsNeverScheduledIsNotCalledPreempted) {
   const Outcome running = fuzz_changed(
       "starve", "if name in preempted or (is_new and preempted):",
