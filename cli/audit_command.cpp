@@ -21,6 +21,7 @@
 #include "base/stop_signal.h"
 #include "cli/commands.h"
 #include "cli/conform_inputs.h"
+#include "cli/options/decisions_option.h"
 #include "cli/output/reports.h"
 #include "cli/output/terminal.h"
 #include "properties/audit/audit.h"
@@ -37,7 +38,7 @@ struct AuditOptions {
   double min_hit_share = 0;  // percent of the tokens in the pool; 0: any share passes
   std::string policy = "on";
   // "off": only rules about memory, for an engine whose policy differs on purpose.
-  AuditedRules rules() const { return policy == "on" ? AuditedRules::all : AuditedRules::memory; }
+  AuditedRules rules() const { return rules_of_policy(policy); }
 };
 
 // The sum over all recordings.
@@ -322,11 +323,7 @@ void add_audit_command(CLI::App& app, int& exit_code) {
                    "minimum hit rate in percent of the cached tokens; below it, exit with 1")
       ->check(CLI::Range(0.0, 100.0).description(""))
       ->type_name("P");
-  command
-      ->add_option("--policy", options->policy,
-                   "also check the rules about policy: hits, victim, standstill, limits")
-      ->check(CLI::IsMember({"on", "off"}))
-      ->capture_default_str();
+  declare_audit_policy(*command, "--policy,--audit-policy", options->policy);
   declare_reports(*command, options->reports, "the result as JSON");
   run_when_chosen(*command, options, exit_code, audit);
 }

@@ -60,18 +60,6 @@ Result<SavedCase> read_recorded_case(const std::string& path, const FailingCaseO
                  follows ? Decides::recording : Decides::model);
 }
 
-// Returns the rules by which a followed recording is audited. If a rule about memory failed the
-// case, rules about policy are off: removing requests while shrinking breaks those first, and would
-// hide the failure.
-AuditedRules rules_for(const SavedCase& saved) {
-  // "audit.attention_read": the check of a failed audit is its rule.
-  constexpr std::string_view kAudit = "audit.";
-  if (!saved.expected || !saved.expected->check.starts_with(kAudit)) return AuditedRules::all;
-  const auto rule = from_name<AuditRule>(saved.expected->check.substr(kAudit.size()));
-  const bool is_memory = rule && group_of(*rule) == RuleGroup::memory;
-  return saved.decide == Decides::recording && is_memory ? AuditedRules::memory : AuditedRules::all;
-}
-
 // Describes the content of a recording by which of scheduler and worker were real.
 std::string_view halves_done(const FailingCaseOptions& options) {
   if (options.workers == nullptr) return "the engine decided";
@@ -110,12 +98,31 @@ void declare_judging(CLI::App& command, FailingCaseOptions& options) {
           "source of decisions on a recording's inputs: recording (its own; default) or model")
       ->check(CLI::IsMember({"recording", "model"}));
   declare_decisions(command, options.decisions);
-  declare_conform(command, options.decisions);
+  declare_checks(command, options.decisions);
 }
 
 Result<void> start_engines(FailingCaseOptions& options) {
   LS_ASSIGN_OR_RETURN(options.engines, open_decisions(options.decisions));
   return {};
+}
+
+// Removing requests of a followed recording breaks rules about policy first. Another engine may
+// break them on purpose: its case was found without them.
+AuditedRules rules_for(const SavedCase& saved, const FailingCaseOptions& options) {
+  if (options.decisions.rules() == AuditedRules::memory || !saved.expected ||
+      !saved.expected->fails())
+    return options.decisions.rules();
+  // "audit.attention_read": the check of a failed audit is its rule. Without a check, "audit" is
+  // any rule.
+  constexpr std::string_view kAudit = "audit.";
+  const std::string& check = saved.expected->check;
+  const auto rule = check.starts_with(kAudit) ? from_name<AuditRule>(check.substr(kAudit.size()))
+                                              : std::optional<AuditRule>();
+  if (rule && group_of(*rule) == RuleGroup::policy) return AuditedRules::all;
+  const bool is_again = saved.decided_by && options.engines != nullptr;
+  const bool may_hide = rule ? is_again || saved.decide == Decides::recording
+                             : is_again && saved.expected->kind != name_of(Verdict::audit);
+  return may_hide ? AuditedRules::memory : AuditedRules::all;
 }
 
 JudgeOptions judge_options(const SavedCase& saved, const FailingCaseOptions& options) {
@@ -126,7 +133,7 @@ JudgeOptions judge_options(const SavedCase& saved, const FailingCaseOptions& opt
   judged_by.conforms =
       options.decisions.conforms || (options.engines != nullptr && saved.expected &&
                                      saved.expected->check.starts_with("conform."));
-  judged_by.rules = rules_for(saved);
+  judged_by.rules = rules_for(saved, options);
   return judged_by;
 }
 
@@ -182,6 +189,7 @@ Result<bool> write_recording(const std::string& path, const SavedCase& saved,
   JudgeOptions judging;
   if (options.workers != nullptr) judging.backend = worker_factory(options.workers, facts.sink());
   judging.decisions = decisions_of(options);
+  judging.rules = rules_for(saved, options);
   judging.recording = &recording;
   const Outcome outcome = judge(saved, judging);
   if (recording.steps.empty()) return false;
@@ -234,7 +242,8 @@ Result<std::optional<RecordingCheck>> check_if_recorded(const std::string& path,
   LS_ASSIGN_OR_RETURN(const auto format, detect_format(path));
   if (format != FileFormat::recording || saved.decide == Decides::recording || options.engines)
     return std::nullopt;
-  return std::optional(check_recording(path, std::make_shared<const Recording>(*saved.recording)));
+  return std::optional(check_recording(path, std::make_shared<const Recording>(*saved.recording),
+                                       options.decisions.rules()));
 }
 
 // The type name of the validator is the label in the help; the message lists all accepted forms.

@@ -39,7 +39,7 @@ struct FailingCaseOptions {
 
 // Declares --backend, --time-limit, --kernels and the worker's options.
 void declare_backend(CLI::App& command, FailingCaseOptions& options);
-// Declares those and --decide, --decisions and --conform.
+// Declares those and --decide, --decisions, --conform and --audit-policy.
 void declare_judging(CLI::App& command, FailingCaseOptions& options);
 
 // Starts the engine that --decisions names, if any. Called once, before cases are judged.
@@ -50,6 +50,9 @@ Result<void> start_engines(FailingCaseOptions& options);
 Result<void> start_workers(const SavedCase& saved, FailingCaseOptions& options);
 // Returns the decisions of the started engine; absent: the model decides.
 DecisionsFactory decisions_of(const FailingCaseOptions& options);
+// Returns the rules by which the case is audited. If another check failed it than a rule about
+// policy, these rules are off where they could hide the failure.
+AuditedRules rules_for(const SavedCase& saved, const FailingCaseOptions& options);
 // Returns how the case is judged. If the case names the check that failed it, that check is on, and
 // rules that could hide it are off.
 JudgeOptions judge_options(const SavedCase& saved, const FailingCaseOptions& options);

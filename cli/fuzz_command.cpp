@@ -289,6 +289,7 @@ Result<FuzzOptions> options_of(const FuzzCommandOptions& options, FailingCaseOpt
                 options.mutant);
   fuzzing.mutant = options.mutant;
   fuzzing.guided = options.guided;
+  fuzzing.rules = options.decisions.rules();
   if (!options.corpus_path.empty()) LS_RETURN_IF_ERROR(begin_with_corpus(options, fuzzing));
   // A real engine's decisions are judged without pages unless --backend says otherwise.
   const std::string backend = options.backend.value_or(engines == nullptr ? "simt" : "none");
@@ -501,7 +502,7 @@ void add_options(CLI::App& command, FuzzCommandOptions& options) {
                   "own worker (simt; with --decisions none)")
       ->check(backend_among({"simt", "cuda", "none"}));
   declare_decisions(command, options.decisions);
-  declare_conform(command, options.decisions);
+  declare_checks(command, options.decisions);
   declare_worker(command, options.worker);
   declare_kernels(command, [&options](const std::string& backend) { options.backend = backend; });
   command.add_option("--known", options.known_path,

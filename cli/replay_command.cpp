@@ -364,13 +364,14 @@ struct JudgedCase {
 };
 
 // Judges a saved case that names the check that failed it. Absent: another input, or the run itself
-// shows the failure.
+// shows the failure. Its run is audited by the rules that the judge applies.
 Result<std::optional<JudgedCase>> judge_saved(const ReplayOptions& options,
                                               FailingCaseOptions& judging) {
   LS_ASSIGN_OR_RETURN(const FileFormat format, detect_format(options.file));
   if (format != FileFormat::saved_case) return std::nullopt;
   if (options.run.has("backend")) judging.backend = options.run.spec.backend;
   LS_ASSIGN_OR_RETURN(auto saved, load_case(options.file, judging));
+  if (rules_for(saved, judging) == AuditedRules::memory) judging.decisions.audit_policy = "off";
   if (!saved.expected || saved.expected->check.empty()) return std::nullopt;
   LS_RETURN_IF_ERROR(check_options_of_saved_case(request_of(options)));
   LS_RETURN_IF_ERROR(start_workers(saved, judging));
@@ -434,7 +435,7 @@ void take_verdicts(const ReplayOptions& options, const OpenReplay& prepared, Oth
                    RunSummary& summary) {
   // Another engine gets the recording's inputs; its decisions are not those of the recording.
   if (prepared.recording && others.audit == nullptr && options.decisions.decisions.empty())
-    others.recorded = check_recording(options.file, prepared.recording);
+    others.recorded = check_recording(options.file, prepared.recording, options.decisions.rules());
   if (others.judged && others.judged->failed()) {
     take_judged(*others.judged, summary);
   } else if (summary.verdict == Verdict::agreed && others.recorded) {
@@ -463,6 +464,8 @@ void add_not_checked(const ReplayOptions& options, const OpenReplay& prepared,
   if (const std::int32_t kept = prepared.run.recipe.layers_per_group; kept > 0)
     summary.not_checked.push_back(fmt::format(
         "pages of the layers that --layers-per-group {} leaves out of each group", kept));
+  if (options.decisions.rules() == AuditedRules::memory)
+    summary.not_checked.emplace_back("rules about policy (--audit-policy off)");
   if (const std::string* reason = others.not_audited(); reason != nullptr && !reason->empty())
     summary.not_checked.push_back("the audit: " + *reason);
   if (others.audit == nullptr) return;
@@ -531,8 +534,9 @@ Result<int> replay(ReplayOptions& options, CommandReport& out) {
     }
     return worker_factory(judging.workers, options.facts_path.empty() ? FactsSink() : facts.sink());
   };
-  LS_ASSIGN_OR_RETURN(
-      auto prepared, open_replay(request, judging.engines, backend_of, options.decisions.conforms));
+  LS_ASSIGN_OR_RETURN(auto prepared,
+                      open_replay(request, judging.engines, backend_of, options.decisions.conforms,
+                                  judging.decisions.rules()));
   LS_RETURN_IF_ERROR(check_options_of_run(options, prepared));
   std::optional<HiddenStateFolder> folder;
   if (!options.hidden_states_dir.empty()) {
@@ -541,10 +545,9 @@ Result<int> replay(ReplayOptions& options, CommandReport& out) {
         folder->check(prepared.config, !prepared.session->engines().front().ranks.empty()));
   }
   print_head(options, judging, prepared);
-
   if (prepared.recording && prepared.run.decide == Decides::recording) {
     // Observes before execution, so that a wrong decision never reaches the backend.
-    others.audit = std::make_unique<RecordingAudit>(prepared.recording);
+    others.audit = std::make_unique<RecordingAudit>(prepared.recording, judging.decisions.rules());
     prepared.session->observe(0, *others.audit);
   }
   if (judging.engines != nullptr) others.engines = prepared.audits;

@@ -133,11 +133,21 @@ CLI::Option* declare_decisions_timeout(CLI::App& command, std::int64_t& timeout_
       ->capture_default_str();
 }
 
-void declare_conform(CLI::App& command, DecisionsOptions& options) {
+void declare_audit_policy(CLI::App& command, const std::string& names, std::string& policy) {
+  command
+      .add_option(names, policy,
+                  "also audit by the rules about policy: hits, victim, standstill, limits, excess "
+                  "blocks")
+      ->check(CLI::IsMember({"on", "off"}))
+      ->capture_default_str();
+}
+
+void declare_checks(CLI::App& command, DecisionsOptions& options) {
   command
       .add_flag("--conform", options.conforms,
                 "compare every field of every step with the model's decision (docs/fuzzing.md)")
       ->needs("--decisions");
+  declare_audit_policy(command, "--audit-policy", options.audit_policy);
 }
 
 Result<std::shared_ptr<ForeignEngines>> open_decisions(const DecisionsOptions& options) {

@@ -19,11 +19,18 @@ class App;
 
 namespace lockstep {
 
+// Returns the rules that a value of --audit-policy leaves.
+inline AuditedRules rules_of_policy(std::string_view policy) {
+  return policy == "on" ? AuditedRules::all : AuditedRules::memory;
+}
+
 struct DecisionsOptions {
   std::string decisions;        // "vllm[:DIR]", "sglang[:DIR]" or a command; empty: the model
   std::int64_t timeout_s = 30;  // per reply; the first one may take longer
   std::string option = "--decisions";  // option that named the engine, for error messages
   bool conforms = false;               // --conform
+  std::string audit_policy = "on";     // --audit-policy
+  AuditedRules rules() const { return rules_of_policy(audit_policy); }
 };
 
 // Declares --engine-python, for commands that may start an adapter of this project. Further calls
@@ -42,8 +49,10 @@ Result<std::string> adapter_python(std::string_view option, std::string_view nam
 // "sglang[:DIR]". DIR is a source tree that precedes the installed engine. `option`: where the
 // engine was named.
 Result<std::string> adapter_command(std::string_view option, const std::string& engine);
-// Declares --conform. REQUIRES: the command has --decisions.
-void declare_conform(CLI::App& command, DecisionsOptions& options);
+// Declares --conform and --audit-policy. REQUIRES: the command has --decisions.
+void declare_checks(CLI::App& command, DecisionsOptions& options);
+// Declares --audit-policy. `names`: the option's.
+void declare_audit_policy(CLI::App& command, const std::string& names, std::string& policy);
 
 // Returns the engines that the options name, with the first one started; null: the model decides.
 // Errors: the engine does not start, or its first reply is not a valid `hello`.

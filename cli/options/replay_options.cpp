@@ -170,6 +170,7 @@ std::string given_for_one_engine(const ReplayOptions& options) {
   const std::pair<bool, std::string_view> given[] = {
       {!options.decisions.decisions.empty(), "--decisions"},
       {options.decisions.conforms, "--conform"},
+      {options.decisions.audit_policy != "on", "--audit-policy"},
       {!options.worker.runner.empty(), "--runner"},
       {!options.worker.states.empty(), "--states"},
       {!options.worker.plant.empty(), "--plant"},
@@ -225,7 +226,7 @@ void declare_replay_options(CLI::App& command, ReplayOptions& o) {
   declare_import(command, o.import);
   for (const RunField& field : run_fields()) declare_field(command, field, o.run);
   declare_decisions(command, o.decisions);
-  declare_conform(command, o.decisions);
+  declare_checks(command, o.decisions);
   declare_worker(command, o.worker);
   declare_kernels(command,
                   [&o](const std::string& backend) { o.run.set_text("backend", backend); });
@@ -281,7 +282,7 @@ BackendFactory replay_backend(std::string name) {
 
 Result<OpenReplay> open_replay(ReplayRequest request,
                                const std::shared_ptr<ForeignEngines>& engines,
-                               const BackendOf& backend_of, bool conforms) {
+                               const BackendOf& backend_of, bool conforms, AuditedRules rules) {
   request.other_engine = engines != nullptr;
   LS_ASSIGN_OR_RETURN(auto prepared, prepare_replay(request));
   OpenReplay replay{std::move(prepared), nullptr, {}, nullptr};
@@ -318,7 +319,7 @@ Result<OpenReplay> open_replay(ReplayRequest request,
   replay.session = std::move(*session);
   const AuditScope scope = engines != nullptr ? scope_of(*engines) : AuditScope::hits_only;
   for (std::size_t i = 0; i < replay.audits.size(); ++i)
-    replay.audits[i]->open(replay.config, *replay.session->engines()[i].decisions, scope);
+    replay.audits[i]->open(replay.config, *replay.session->engines()[i].decisions, scope, rules);
   if (!conforms) return replay;
   LS_RETURN_IF_ERROR(
       replay.conforming->open(replay.config, *replay.session->engines().front().decisions));

@@ -76,9 +76,11 @@ struct OpenReplay : PreparedReplay {
 };
 // Opens a replay. `engines`: the deciding engine; null: the model. `backend_of`: absent:
 // replay_backend(). `conforms`: compares the engine's decisions with the model's, in a run of one
-// engine. Errors: what prepare_replay(), the scheduler or a backend refuses, and invalid faults.
+// engine. `rules`: of the engine's audit. Errors: what prepare_replay(), the scheduler or a backend
+// refuses, and invalid faults.
 Result<OpenReplay> open_replay(ReplayRequest request,
                                const std::shared_ptr<ForeignEngines>& engines = nullptr,
-                               const BackendOf& backend_of = {}, bool conforms = false);
+                               const BackendOf& backend_of = {}, bool conforms = false,
+                               AuditedRules rules = AuditedRules::all);
 
 }  // namespace lockstep

@@ -84,9 +84,10 @@ std::string again_text(const CLI::App& command, const AgainChange& change) {
 
 std::string again_of_case(const CLI::App& command, const std::string& name,
                           const std::string& path) {
-  std::vector<std::string> only = {
-      "--decisions", "--decisions-timeout", "--engine-python", "--conform", "--runner", "--states",
-      "--plant"};
+  std::vector<std::string> only = {"--decisions",     "--decisions-timeout",
+                                   "--engine-python", "--conform",
+                                   "--audit-policy",  "--runner",
+                                   "--states",        "--plant"};
   const CLI::Option* backend = command.get_option_no_throw("--backend");
   // A saved case stores the name of a built-in backend, but a path may differ on another machine.
   const bool is_built_in = backend != nullptr && backend->count() == 1 &&

@@ -402,8 +402,8 @@ struct Decided {
   std::string lines;
 };
 
-// Judges a case with the engine's decisions, audited but without a backend and without invariants.
-// Invariants need the model's scheduler.
+// Judges a case with the engine's decisions, by the audit's rules about memory, without a backend
+// and without invariants. Invariants need the model's scheduler; an engine's policy is its own.
 Decided decided(const SavedCase& saved, const std::shared_ptr<ForeignEngines>& engines) {
   Decided decided;
   Recording recording;
@@ -411,6 +411,7 @@ Decided decided(const SavedCase& saved, const std::shared_ptr<ForeignEngines>& e
   judging.decisions = decisions_of(engines);
   judging.recording = &recording;
   judging.invariants = false;
+  judging.rules = AuditedRules::memory;
   decided.outcome = judge(saved, judging);
   for (const RecordedStep& step : recording.steps) decided.lines += recording_step_line(step);
   return decided;

@@ -207,8 +207,9 @@ struct AuditSetup {
   std::int32_t num_replayed = 0;  // tokens of a hit that windows compute again; 0: none
 
   bool checks_rules() const { return scope != AuditScope::hits_only; }
-  // The recording names every request that ends, to client and worker.
-  bool names_ends() const { return scope == AuditScope::whole_recording && profile != nullptr; }
+  bool is_recording() const { return scope == AuditScope::whole_recording; }
+  // The release reports every end to client and worker, and at once.
+  bool names_ends() const { return is_recording() && profile != nullptr; }
   // A step is decided before the accepted drafts of the previous one are known.
   bool has_drafts_in_flight() const {
     return config.async_scheduling && config.num_spec_tokens > 0;

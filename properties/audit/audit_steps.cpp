@@ -23,7 +23,8 @@ AuditSteps::AuditSteps(const RecordingHeader& header, AuditScope scope, AuditedR
       outputs_(core_, blocks_, header),
       drafts_(core_, tokens_, header),
       sessions_(core_, outputs_, drafts_),
-      inputs_(core_, outputs_, header) {
+      inputs_(core_, outputs_, header),
+      names_ends_(core_.setup.names_ends()) {
   if (has_states(header)) states_.emplace(core_, tokens_, counted_hits_);
   if (header.has_cache_events && core_.setup.checks_rules()) events_.emplace(core_);
   if (header.worker_facts) facts_.emplace(core_, blocks_);
@@ -37,6 +38,8 @@ std::vector<std::string> AuditSteps::not_checked() const {
     not_checked.emplace_back("the queue of each request: the recording does not list its queues");
   if (!outputs_.lists_ends())
     not_checked.emplace_back("ends by a stop token: some requests list no `eos`, `stop_token_ids`");
+  if (!untold_.empty())
+    not_checked.emplace_back("whether a client is notified of each end: no step lists `stopped`");
   if (!blocks_.adds_up_blocks())
     not_checked.emplace_back("lost blocks: no step shows all blocks that are held and free");
   if (drafts_.meets_digest())
@@ -54,7 +57,10 @@ void AuditSteps::step(const RecordedStep& step) {
   preempt(step);
   if (policy_) policy_->check_victims(step);
   for (const std::string& name : step.finished)
-    if (outputs_.check_end(name)) transfers_.release(step, name);
+    if (outputs_.check_end(name)) {
+      check_told(*core_.requests.find(name));
+      transfers_.release(step, name);
+    }
   transfers_.begin(step);
   blocks_.begin(step);
 
@@ -153,6 +159,7 @@ void AuditSteps::add(const RecordedEvent& event, std::int64_t first_step) {
   if (states_) states_->begin(request);
   if (policy_) policy_->begin(request, event.request.priority);
   scheduled_in_.begin(request) = -1;
+  ends_.begin(request);
 }
 
 // Running requests release their blocks, and the engine drops their output in flight.
@@ -188,12 +195,49 @@ void AuditSteps::preempt(const RecordedStep& step) {
           "was preempted by a reset, and the worker is not notified: it keeps its row", "reset");
 }
 
+void AuditSteps::check_told(const AuditRequest& request) {
+  if (!core_.setup.is_recording() || request.has_ended || request.has_left) return;
+  untold_.push_back(
+      {.rule = AuditRule::queues,
+       .step = core_.findings.step(),
+       .request = request.name,
+       .what = fmt::format("is reported finished after {} of its {} tokens, and neither an output "
+                           "nor its client has ended it: no client is notified",
+                           request.computed, request.tokens.size())});
+  if (names_ends_) report_untold();
+}
+
+void AuditSteps::report_untold() {
+  for (AuditFinding& finding : std::exchange(untold_, {})) {
+    std::string cause = core_.findings.cause_of(finding.rule, finding.request, {});
+    core_.findings.add(std::move(finding), std::move(cause));
+  }
+}
+
+// True if the engine runs a request though it has handled the end.
+bool AuditSteps::is_past_end(const RecordedStep& step, const AuditRequest& request) {
+  if (!request.has_ended || !core_.setup.is_recording()) return false;
+  std::int64_t& handled_in = ends_[request].handled_in;
+  if (handled_in < 0) handled_in = step.step;
+  return core_.setup.profile != nullptr || handled_in <= core_.last_output;
+}
+
+// True if the request has ended and should be among the finished ones. With a connector, engines
+// without a profile may report it after its blocks are sent.
+bool AuditSteps::keeps_row(const RecordedStep& step, const AuditRequest& request) const {
+  if (!request.has_ended || request.has_left || !core_.setup.is_recording()) return false;
+  if (core_.setup.profile != nullptr) return true;
+  const std::int64_t handled_in = ends_[request].handled_in;
+  return !core_.setup.has_connector && handled_in >= 0 && step.step >= handled_in + 2 &&
+         scheduled_in_[request] <= core_.last_output;
+}
+
 void AuditSteps::check_preempted(const std::string& name, const AuditRequest* request) {
-  if (!core_.setup.names_ends()) return;
+  if (!core_.setup.is_recording()) return;
   if (request == nullptr || request->has_left)
     core_.findings.report(AuditRule::queues, name,
                           "is preempted, and no live request has this name", "unknown");
-  else if (!request->running && !request->is_reset)
+  else if (core_.setup.profile != nullptr && !request->running && !request->is_reset)
     core_.findings.report(AuditRule::queues, name, "is preempted, and does not run", "preempted");
 }
 
@@ -202,8 +246,11 @@ void AuditSteps::check_stopped_once(const RecordedStep& step, const std::string&
                                     const AuditRequest* request) {
   const bool is_sure =
       std::ranges::count(step.during, RecordedEvent::Kind::output, &RecordedEvent::kind) == 0;
-  if (core_.setup.names_ends() && is_sure &&
-      (request == nullptr || request->has_ended || request->has_left))
+  const bool is_again =
+      core_.setup.names_ends()
+          ? request == nullptr || request->has_ended || request->has_left
+          : core_.setup.is_recording() && request != nullptr && ends_[*request].is_stopped;
+  if (is_sure && is_again)
     core_.findings.report(AuditRule::queues, name, "is ended by an output, and had ended before",
                           "stopped");
 }
@@ -239,7 +286,7 @@ std::optional<AuditRow> AuditSteps::make_row(const RecordedStep& step,
     return {};
   }
   AuditRequest& request = *live;
-  if (core_.setup.names_ends() && request.has_ended)
+  if (is_past_end(step, request))
     findings.report(AuditRule::scheduled_tokens, request.name,
                     "is scheduled, and an output or its client has ended it", "ended");
   const std::int64_t scheduled_before = std::exchange(scheduled_in_[request], step.step);
@@ -359,6 +406,10 @@ void AuditSteps::check_step(const RecordedStep& step) {
   if (policy_) policy_->step(step);
   blocks_.check_shown_tables(step);
   if (policy_) policy_->check_batch(step);
+  for (const auto& [name, request] : core_.requests)
+    if (keeps_row(step, request))
+      core_.findings.report(AuditRule::queues, name,
+                            "has ended, and the worker is not notified: it keeps its row", "ended");
   outputs_.check_queues(step);
   drafts_.check_held(step);
   outputs_.check_unscheduled_samples(step);
@@ -377,12 +428,18 @@ void AuditSteps::take_outputs(const RecordedStep& step) {
   const std::int64_t last =
       core_.setup.config.async_scheduling ? step.output_of_step.value_or(-1) : step.step;
   transfers_.end(step, last);
+  if (!step.stopped.empty() && core_.setup.is_recording()) {
+    names_ends_ = true;
+    report_untold();
+  }
   for (const RecordedStopped& stopped : step.stopped) {
     AuditRequest* const request = core_.requests.find(stopped.id);
     check_stopped_once(step, stopped.id, request);
     if (request == nullptr) continue;
     outputs_.check_stopped(stopped, *request);
-    if (!sessions_.end(stopped, last, *request)) request->has_ended = true;
+    if (sessions_.end(stopped, last, *request)) continue;
+    request->has_ended = true;
+    ends_[*request] = {.is_stopped = true, .handled_in = step.step};
   }
   outputs_.report_unheard(last);
   transfers_.report_adrift(step, last);

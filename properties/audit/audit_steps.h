@@ -39,6 +39,11 @@ class AuditSteps {
   void add(const RecordedEvent& event, std::int64_t first_step);
   void reset_running();
   void preempt(const RecordedStep& step);
+  // Rules about ends. Engines without a profile may handle an end one step late.
+  void check_told(const AuditRequest& request);
+  void report_untold();
+  bool is_past_end(const RecordedStep& step, const AuditRequest& request);
+  bool keeps_row(const RecordedStep& step, const AuditRequest& request) const;
   // Each happens once.
   void check_preempted(const std::string& name, const AuditRequest* request);
   void check_stopped_once(const RecordedStep& step, const std::string& name,
@@ -52,6 +57,14 @@ class AuditSteps {
   void check_step(const RecordedStep& step);
   void take_samples(const RecordedStep& step, const std::vector<AuditRow>& rows);
   void take_outputs(const RecordedStep& step);
+
+  // How a request ended.
+  struct End {
+    bool is_stopped = false;  // by an output
+    // The engine has handled the end when it receives the output of this step: of the one that
+    // reports it, or of the first one that runs the request after its client has aborted it.
+    std::int64_t handled_in = -1;
+  };
 
   AuditCore core_;
   HitLedger hits_;
@@ -68,6 +81,9 @@ class AuditSteps {
   std::optional<FactLedger> facts_;
   std::optional<PolicyLedger> policy_;
   PerRequest<std::int64_t> scheduled_in_;  // step that scheduled the request last
+  PerRequest<End> ends_;
+  bool names_ends_;  // the engine's release does, or a step lists a request that an output ended
+  std::vector<AuditFinding> untold_;  // ends of which no client is notified, until names_ends_
 };
 
 }  // namespace lockstep

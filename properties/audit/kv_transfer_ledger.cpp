@@ -390,9 +390,58 @@ void PolicyLedger::check_batch(const RecordedStep& step) const {
            "too many requests");
 }
 
+// True if the step has space for a running request that it does not schedule. Next to rows of other
+// requests, only a decode is certain to fit: engines run prefills first, or hold them back.
+bool PolicyLedger::could_run(const RecordedStep& step, const AuditRequest& request,
+                             bool is_decoding) const {
+  const std::int64_t num_left = std::ssize(request.tokens) - request.computed;
+  const bool awaits_encoder =
+      !request.keyed.keys.mm.empty() && request.computed < request.num_prompt;
+  if (!request.running || request.has_ended || request.is_unpredictable || request.is_adrift ||
+      awaits_encoder || num_left <= 0 || waits_[request].since > core_.last_output)
+    return false;
+  if (step.free_blocks < num_blocks_missing(setup_.config, setup_.groups,
+                                            std::ssize(request.tokens), request.computed, 0))
+    return false;
+  if (step.scheduled.empty()) return true;
+  std::int64_t num_tokens = num_left + setup_.config.num_spec_tokens;
+  for (const RecordedScheduled& row : step.scheduled) num_tokens += row.tokens;
+  return is_decoding && num_left == 1 && request.keyed.keys.lora.name.empty() &&
+         knows_max_requests_ && std::ssize(step.scheduled) < setup_.config.max_num_seqs &&
+         knows_max_tokens_ && num_tokens <= setup_.config.max_num_batched_tokens;
+}
+
+void PolicyLedger::check_running(const RecordedStep& step) {
+  bool is_decoding = false;
+  for (const RecordedScheduled& row : step.scheduled) {
+    const AuditRequest* request = requests_.find(row.id);
+    if (request == nullptr) continue;
+    waits_[*request] = {.since = step.step};
+    is_decoding |= row.computed >= request->num_prompt;
+  }
+  if (!checks_progress_ || step.scheduled.size() >= step.running.size() ||
+      !step.inputs.blocked.empty() || pause_state_ != PauseState::unpaused)
+    return;
+  // An engine that alternates between batches of its running requests schedules each in turn.
+  const std::int64_t steps_max = std::max<std::int64_t>(16, 2 * std::ssize(step.running));
+  for (const std::string& name : step.running) {
+    const AuditRequest* request = requests_.find(name);
+    if (request == nullptr || waits_[*request].since == step.step ||
+        !could_run(step, *request, is_decoding) || ++waits_[*request].num_steps != steps_max)
+      continue;
+    report(AuditRule::standstill, name,
+           fmt::format("runs with {} of its {} tokens computed, and no step has scheduled it since "
+                       "step {}: no output of it is in flight, and {} of {} blocks are free",
+                       request->computed, request->tokens.size(), waits_[*request].since,
+                       step.free_blocks, pool_.num_blocks() - 1),
+           "unscheduled");
+  }
+}
+
 // The engine accepts no request that is longer than the plan, so no request alone in the pool is
 // preempted, and none waits.
 void PolicyLedger::step(const RecordedStep& step) {
+  check_running(step);
   const bool is_ordered = has_order(step.before) || had_orders_;
   had_orders_ = has_order(step.during);
   last_.step = step.step;

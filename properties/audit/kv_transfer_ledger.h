@@ -90,6 +90,7 @@ class KvTransferLedger : Ledger {
 // (3) With the pool to itself, a request runs to its end: the pool was planned for it (standstill).
 // (4) A recording does not end in a deadlock (standstill).
 // (5) A paused scheduler schedules no request, or admits none (limits).
+// (6) A running request is scheduled again unless something prevents it (standstill).
 
 class PolicyLedger : Ledger {
  public:
@@ -97,19 +98,27 @@ class PolicyLedger : Ledger {
 
   void begin(const AuditRequest& request, std::int32_t priority) {
     priorities_.begin(request) = priority;
+    waits_.begin(request);
   }
   void begin(const RecordedEvent& event);
   void check_victims(const RecordedStep& step) const;
   void check_adapters(const RecordedStep& step) const;
   void check_encoder(std::int64_t num_rows) const;
   void check_batch(const RecordedStep& step) const;
-  // Rules about the decision: (3).
+  // Rules about the decision: (3) and (6).
   void step(const RecordedStep& step);
   // After the last step: (4).
   void end();
 
  private:
+  // Steps that do not schedule a running request.
+  struct Wait {
+    std::int64_t since = -1;  // its last row
+    std::int64_t num_steps = 0;
+  };
   void check_pause(const RecordedStep& step) const;
+  void check_running(const RecordedStep& step);
+  bool could_run(const RecordedStep& step, const AuditRequest& request, bool is_decoding) const;
 
   const KvTransferLedger& transfers_;
   std::optional<std::int32_t> adapters_max_;
@@ -120,6 +129,7 @@ class PolicyLedger : Ledger {
   std::int64_t planned_blocks_;  // of the longest request
   bool checks_progress_;         // only the scheduler makes a request wait, in a planned pool
   PerRequest<std::int32_t> priorities_;
+  PerRequest<Wait> waits_;
   PauseState pause_state_ = PauseState::unpaused;
   int num_idle_steps_ = 0;   // with requests waiting and all blocks free
   bool had_orders_ = false;  // of clients, during the previous step

@@ -35,13 +35,7 @@ bool OutputLedger::check_end(const std::string& name) {
   if (!is_of_another && (request == nullptr || request->has_left))
     report(AuditRule::queues, name, "is reported finished, and no live request has this name",
            "finished");
-  if (request == nullptr || (is_of_another && !request->has_ended)) return false;
-  if (setup_.names_ends() && !is_of_another && !request->has_ended && !request->has_left)
-    report(AuditRule::queues, name,
-           fmt::format("is reported finished after {} of its {} tokens, and neither an output nor "
-                       "its client has ended it: no client is notified",
-                       request->computed, request->tokens.size()));
-  return true;
+  return request != nullptr && (!is_of_another || request->has_ended);
 }
 
 namespace {
@@ -104,10 +98,6 @@ void OutputLedger::check_queues(const RecordedStep& step) {
   check_known(step.waiting, "waiting");
   if (step.skipped)
     for (const RecordedSkipped& skipped : *step.skipped) is_live(skipped.id, "skipped");
-  for (const auto& [name, request] : requests_)
-    if (setup_.names_ends() && request.has_ended && !request.has_left)
-      report(AuditRule::queues, name, "has ended, and the worker is not notified: it keeps its row",
-             "ended");
   const bool is_listed = !setup_.has_connector || step.skipped || step.transfers.kv_holding;
   has_unlisted_ = has_unlisted_ || !is_listed;
   if (is_live_check_ || !is_listed) return;

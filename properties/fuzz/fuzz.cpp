@@ -60,6 +60,7 @@ Judged judge_case(const FuzzOptions& options, std::uint64_t seed, const CaseGene
   judging.backend = options.backend;
   judging.decisions = options.decisions;
   judging.conforms = options.conforms;
+  judging.rules = options.rules;
   MarkCollector marks(saved);
   if (genes != nullptr) judging.marks = &marks;
   RunSummary summary;
@@ -70,6 +71,8 @@ Judged judge_case(const FuzzOptions& options, std::uint64_t seed, const CaseGene
   judged.left_out = has_kernels ? summary.not_checked : summary.unreported;
   if (judging.summary != nullptr && summary.request_steps == 0)
     judged.left_out.emplace_back("no request was scheduled");
+  if (options.rules == AuditedRules::memory)
+    judged.left_out.emplace_back("rules about policy (--audit-policy off)");
   // Identifying a finding judges the case again, with repairs; those runs must not add marks.
   judging.marks = nullptr;
   judging.summary = nullptr;

@@ -40,6 +40,7 @@ struct FuzzOptions {
   // Absent: the model decides. Otherwise generator.engine must name the closest profile of that
   // engine.
   DecisionsFactory decisions;
+  AuditedRules rules = AuditedRules::all;
   std::string decided_by = {};      // name of the deciding engine; empty: the model
   std::string worked_by = {};       // name of the engine whose worker is `backend`; empty: none
   std::string again = {};           // the command that repeats a case, without --seed

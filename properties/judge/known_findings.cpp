@@ -559,9 +559,9 @@ const KnownFinding* named_by_worker(const Outcome& outcome) {
 const KnownFinding* known_finding_of_decisions(const SavedCase& saved, const Outcome& outcome,
                                                const JudgeOptions& judged_by) {
   if (outcome.kind != OutcomeKind::divergence || !judged_by.backend) return nullptr;
-  const Outcome decided = judge(saved, {.decisions = judged_by.decisions});
-  const bool is_cause = decided.failed() && decided.step <= outcome.step;
-  return is_cause ? known_finding_of_engine(saved, decided) : nullptr;
+  const Outcome own = judge(saved, {.decisions = judged_by.decisions, .rules = judged_by.rules});
+  const bool is_cause = own.failed() && own.step <= outcome.step;
+  return is_cause ? known_finding_of_engine(saved, own) : nullptr;
 }
 
 // Looks for the cause of a divergence in the case itself. The engine cannot be repaired here, so

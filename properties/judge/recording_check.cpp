@@ -36,10 +36,10 @@ std::string audit_summary(const RecordingCheck& check) {
 
 // The auditor holds for the whole recording: a scope for running engines would skip rules about its
 // end.
-RecordingAudit::RecordingAudit(std::shared_ptr<const Recording> recording)
+RecordingAudit::RecordingAudit(std::shared_ptr<const Recording> recording, AuditedRules rules)
     : recording_(std::move(recording)), not_audited_(why_not_audited(recording_->header)) {
   if (not_audited_.empty())
-    auditor_ = std::make_unique<Auditor>(recording_->header, AuditScope::whole_recording);
+    auditor_ = std::make_unique<Auditor>(recording_->header, AuditScope::whole_recording, rules);
 }
 
 // The run ends after a finding, so a second call with findings is a bug of the loop.
@@ -71,8 +71,8 @@ Verdict RecordingCheck::verdict() const {
 }
 
 // The two checks read the recording independently of each other and of any run.
-RecordingCheck check_recording(const std::string& path,
-                               std::shared_ptr<const Recording> recording) {
+RecordingCheck check_recording(const std::string& path, std::shared_ptr<const Recording> recording,
+                               AuditedRules rules) {
   RecordingCheck check;
   if (auto model = conform_recording(path, recording, {}))
     check.parts = std::move(model->mismatch);
@@ -80,6 +80,10 @@ RecordingCheck check_recording(const std::string& path,
     check.not_compared = model.error().message;
   if (auto audit = audit_recording(path, recording)) {
     check.findings = std::move(audit->findings);
+    if (rules == AuditedRules::memory)
+      std::erase_if(check.findings, [](const AuditFinding& finding) {
+        return group_of(finding.rule) == RuleGroup::policy;
+      });
     check.not_audited = audit->skipped;
   } else {
     check.not_audited = audit.error().message;
@@ -147,8 +151,8 @@ bool RunAudit::counts_hits_of(const LockstepConfig& config) {
 }
 
 // An engine without a release profile must not be audited by the rules of a release.
-void RunAudit::open(const LockstepConfig& config, const DecisionSource& decisions,
-                    AuditScope scope) {
+void RunAudit::open(const LockstepConfig& config, const DecisionSource& decisions, AuditScope scope,
+                    AuditedRules rules) {
   const KVCacheConfig& plan = config.backend.plan;
   RecordingHeader header = recorder_.header(config.engine, plan.groups, plan.num_blocks, decisions,
                                             config.connector.load_failure_policy);
@@ -156,7 +160,7 @@ void RunAudit::open(const LockstepConfig& config, const DecisionSource& decision
     header.engine = {.name = std::string(name), .version = "1"};
   scope_ = scope;
   not_audited_ = why_not_audited(header);
-  if (not_audited_.empty()) auditor_.emplace(header, scope);
+  if (not_audited_.empty()) auditor_.emplace(header, scope, rules);
 }
 
 bool RunAudit::has_ended() const {

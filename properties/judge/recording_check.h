@@ -31,7 +31,8 @@ namespace lockstep {
 class RecordingAudit final : public StepObserver {
  public:
   // REQUIRES: the run follows this recording, from its first step.
-  explicit RecordingAudit(std::shared_ptr<const Recording> recording);
+  explicit RecordingAudit(std::shared_ptr<const Recording> recording,
+                          AuditedRules rules = AuditedRules::all);
   // Audits the recorded step. False: it has findings, and the step must not be executed.
   bool decided(const StepView& view) override;
   // Audits the end line. Must be called after the last step of a run that did not fail; without
@@ -66,7 +67,8 @@ struct RecordingCheck {
 
 // Compares and audits the recording. `path`: the file that it was read from, for messages. Never
 // fails: what is impossible is stated in not_compared and not_audited.
-RecordingCheck check_recording(const std::string& path, std::shared_ptr<const Recording> recording);
+RecordingCheck check_recording(const std::string& path, std::shared_ptr<const Recording> recording,
+                               AuditedRules rules = AuditedRules::all);
 
 // Formats one line: "the recording parts from the model in step 3; audit: 2 findings".
 std::string summary_of(const RecordingCheck& check);
@@ -100,7 +102,8 @@ class RunAudit final : public StepObserver {
   explicit RunAudit(Workload& workload)
       : recorder_(workload, [this](const RecordedStep& step) { take(step); }) {}
   // Must be called before the first step. `config`: of the run.
-  void open(const LockstepConfig& config, const DecisionSource& decisions, AuditScope scope);
+  void open(const LockstepConfig& config, const DecisionSource& decisions, AuditScope scope,
+            AuditedRules rules = AuditedRules::all);
 
   Workload& workload() { return recorder_; }
   bool decided(const StepView& view) override;

@@ -85,7 +85,8 @@ Result<Turn> LockstepRun::take_turn(const LoopState& state) {
 }
 
 void LockstepRun::set_stuck() {
-  set_liveness_verdict(config_, decisions_, name_of_, holding_, summary_);
+  const bool preempts = !idle_ && summary_.preemptions > 0;
+  set_liveness_verdict(config_, decisions_, name_of_, holding_, preempts, summary_);
 }
 
 // A failed LS_CHECK in a step is a finding about the engine that decided it: the check throws

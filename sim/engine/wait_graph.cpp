@@ -111,8 +111,10 @@ std::span<const KVCacheGroupSpec> groups_in(const KVCacheConfig& plan, const Poo
 
 // Explains why a request does not run: it can never fit, no request will free blocks for it, or it
 // would fit and the queue stops before it. The pools are checked in order; the last one without a
-// problem gives the numbers.
-std::string why_stuck(const DecisionSource& decisions, const RunConfig& config, RequestId id) {
+// problem gives the numbers. `is_blocked`: an earlier request does not fit. Set if this one does
+// not.
+std::string why_stuck(const DecisionSource& decisions, const RunConfig& config, RequestId id,
+                      bool& is_blocked) {
   const KVCacheConfig& plan = config.backend.plan;
   const std::int64_t tokens = decisions.num_tokens(id);
   std::string why;
@@ -121,13 +123,17 @@ std::string why_stuck(const DecisionSource& decisions, const RunConfig& config, 
         num_blocks_missing(config.engine, groups_in(plan, pool), tokens, tokens, 0);
     why = fmt::format("needs about {} blocks{} for its {} tokens; {} of {} are free", needed,
                       pool.place, tokens, pool.free_blocks, pool.total_blocks);
-    if (needed > pool.total_blocks) return why + ": it can never fit";
-    if (pool.free_blocks < needed) return why + ", and no running request will free any";
+    if (pool.free_blocks >= needed) continue;
+    is_blocked = true;
+    return why + (needed > pool.total_blocks ? ": it can never fit"
+                                             : ", and no running request will free any");
   }
-  const std::vector<RequestId> waiting = decisions.waiting();
-  const bool is_first = decisions.skipped().empty() && !waiting.empty() && waiting.front() == id;
-  return why + (is_first ? ": enough, but the engine does not schedule it"
-                         : ": enough, but earlier requests in the queue do not fit");
+  if (is_blocked) return why + ": enough, but earlier requests in the queue do not fit";
+  const auto num_running = std::ssize(decisions.running());
+  return why + (num_running < config.engine.max_num_seqs
+                    ? ": enough, but the engine does not schedule it"
+                    : fmt::format(": enough, but {} requests run, and no more may (max_num_seqs)",
+                                  num_running));
 }
 
 std::optional<WaitCycle> first_cycle(const std::vector<Standstill>& standstills) {
@@ -293,16 +299,17 @@ bool has_wait_cycle(const RunConfig& config, const DecisionSource& decisions,
 
 void set_liveness_verdict(const RunConfig& config, const DecisionSource& decisions,
                           const std::function<std::string_view(RequestId)>& name,
-                          const HoldingWatch& holding, RunSummary& summary) {
+                          const HoldingWatch& holding, bool preempts, RunSummary& summary) {
   summary.verdict = Verdict::liveness;
   if (auto cycle = wait_cycle(config, decisions, holding)) {
     summary.cycle_head_holds_blocks = cycle->head_holds_blocks;
     summary.wait_cycle = std::move(cycle->text);
   }
+  bool is_blocked = false;
   const auto waits = [&](RequestId id) {
     if (++summary.stuck_total > kStuckNamed) return;
     summary.stuck.push_back(
-        {.name = std::string(name(id)), .why = why_stuck(decisions, config, id)});
+        {.name = std::string(name(id)), .why = why_stuck(decisions, config, id, is_blocked)});
   };
   std::set<RequestId> skipped;
   for (const SkippedRequest& request : decisions.skipped())
@@ -312,8 +319,13 @@ void set_liveness_verdict(const RunConfig& config, const DecisionSource& decisio
     if (!skipped.contains(id)) waits(id);
   for (const RequestId id : decisions.running()) {
     if (++summary.stuck_total > kStuckNamed) continue;
-    summary.stuck.push_back({.name = std::string(name(id)),
-                             .why = "it runs, but is preempted before it makes progress"});
+    summary.stuck.push_back(
+        {.name = std::string(name(id)),
+         .why = preempts ? "runs, but is preempted before it makes progress"
+                         : fmt::format("runs with {} tokens, but the engine does not schedule it; "
+                                       "{} of {} blocks are free",
+                                       decisions.num_tokens(id), decisions.num_free_blocks(),
+                                       config.backend.plan.num_blocks - 1)});
   }
 }
 

@@ -119,8 +119,9 @@ bool has_wait_cycle(const RunConfig& config, const DecisionSource& decisions,
                     const HoldingWatch& holding);
 // Sets the verdict: the cycle if there is one, and for up to 20 requests why each is stuck: "needs
 // about 12 blocks for its 190 tokens; 3 of 40 are free, and no running request will free any".
+// `preempts`: the running requests preempt each other.
 void set_liveness_verdict(const RunConfig& config, const DecisionSource& decisions,
                           const std::function<std::string_view(RequestId)>& name,
-                          const HoldingWatch& holding, RunSummary& summary);
+                          const HoldingWatch& holding, bool preempts, RunSummary& summary);
 
 }  // namespace lockstep

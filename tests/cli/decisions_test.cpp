@@ -74,7 +74,7 @@ TEST(Decisions, AnEngineIsNotJudgedByRecordedDecisionsOrOutputsOfOthers) {
             R"("block_size":16,"num_kv_heads":1,"head_size":64,"dtype":"bf16"}}],"num_blocks":9,)"
             R"("scheduler_block_size":16,"hash_block_size":16}
 {"step":0,"before":[{"add":"a","prompt":{"tokens":[1,2,3,4,5,6,7,8]},"max_tokens":2,)"
-               R"("arrival":0.0}],)"
+            R"("arrival":0.0}],)"
             R"("scheduled":[{"id":"a","tokens":8,"new":true,"computed":0,"blocks":[[1]]}],)"
             R"("running":["a"],"waiting":[],"free_blocks":7,"sampled":{"a":[2]}}
 {"step":1,"scheduled":[{"id":"a","tokens":1,"computed":8,"blocks":null}],"running":["a"],)"
@@ -337,6 +337,55 @@ TEST(Decisions, WhatIsKnownIsNoNewsUntilItsDayIsOver) {
   const Outcome wrong = fuzz(engine, {"--known", known("soon")});
   EXPECT_EQ(wrong.status, 2);
   EXPECT_NE(wrong.err.find("expected a date"), std::string::npos) << wrong.err;
+}
+
+// Judged by all rules, such an engine fails in its first step.
+TEST(Decisions, OfAnEngineThatReservesAllBlocksAreAuditedWithoutRulesAboutPolicy) {
+  const std::string engine =
+      changed_engine("reserve", R"(self.give(name, request["computed"] + tokens, preempted))",
+                     R"(self.give(name, request["last"], preempted))");
+  const Outcome by_all = fuzz(engine, {});
+  EXPECT_EQ(by_all.status, 1) << by_all.err;
+  EXPECT_NE(by_all.out.find("audit.excess_blocks"), std::string::npos) << by_all.out;
+  const Outcome agreed = fuzz(engine, {"--audit-policy", "off"});
+  EXPECT_EQ(agreed.status, 0) << agreed.out << agreed.err;
+  EXPECT_NE(agreed.out.find("  - rules about policy: "), std::string::npos) << agreed.out;
+  const Outcome speaks = run_lockstep({"check-adapter", engine});
+  EXPECT_EQ(speaks.status, 0) << speaks.out << speaks.err;
+  // A saved failure is judged again by the same rules, without the option.
+  const std::string folder = temporary_path("reserving");
+  EXPECT_EQ(fuzz(engine + " --bug lost",
+                 {"--audit-policy", "off", "--failures", "1", "--no-shrink", "--save", folder})
+                .status,
+            1);
+  for (const auto& file : std::filesystem::directory_iterator(folder)) {
+    const std::string path = file.path().string();
+    if (!path.ends_with(".case.jsonl")) continue;
+    for (const std::string command : {"replay", "explain", "shrink"}) {
+      const Outcome again = run_lockstep({command, path, "--decisions", engine + " --bug lost"});
+      EXPECT_EQ(again.status, 1) << command << again.out << again.err;
+      EXPECT_NE(again.out.find("audit.conservation"), std::string::npos) << again.out;
+    }
+  }
+}
+
+TEST(Decisions, ARunningRequestThatIsNeverScheduledIsNotCalledPreempted) {
+  const Outcome running = fuzz_changed(
+      "starve", "if name in preempted or (is_new and preempted):",
+      "if name in preempted or (is_new and preempted) or (name == 'r1' and not is_new):");
+  EXPECT_EQ(running.status, 3) << running.out << running.err;
+  EXPECT_NE(running.out.find("request r1 runs with "), std::string::npos) << running.out;
+  EXPECT_EQ(running.out.find("is preempted before"), std::string::npos) << running.out;
+  // All blocks are free.
+  const std::string path = temporary_path("idle.jsonl");
+  write_text(path, trace_of({R"({"id":"a","t":0,"prompt":[[1,40]],"output":{"length":9}})",
+                             R"({"id":"b","t":0,"prompt":[[2,30]],"output":{"length":9}})"}));
+  const Outcome waiting =
+      run_lockstep({"replay", path, "--backend", "none", "--no-async-scheduling", "--decisions",
+                    changed_engine("idle", "in [*self.running, *self.waiting]:", "in []:")});
+  EXPECT_EQ(waiting.status, 3) << waiting.out << waiting.err;
+  EXPECT_NE(waiting.out.find("  b: needs about"), std::string::npos) << waiting.out;
+  EXPECT_EQ(waiting.out.find("do not fit"), std::string::npos) << waiting.out;
 }
 
 // The case without its verdict, so that the run itself shows the failure.

@@ -77,6 +77,15 @@ void expect_only(const Recording& recording, const std::string& line) {
   EXPECT_EQ(group_of(findings[0].rule), RuleGroup::memory);
 }
 
+// What the audit of the whole recording leaves out.
+std::vector<std::string> not_checked(const Recording& recording) {
+  Auditor auditor(recording.header, AuditScope::whole_recording);
+  for (const RecordedStep& step : recording.steps) auditor.step(step);
+  auditor.end(recording.end);
+  for (const AuditFinding& finding : auditor.take_findings()) ADD_FAILURE() << line_of(finding);
+  return auditor.not_checked();
+}
+
 constexpr const char* kHitAfterReset =
     "audit.forbidden_hit step 1 request b group 0 token 0 entry 0 block 1: 4 tokens are hit, and "
     "block 1 is from before the reset of the prefix cache in step ";
@@ -238,6 +247,83 @@ TEST(Queues, EachEventOfARequestHappensOnce) {
   expect_only(recording, "audit.queues step 1 request a: is preempted, and does not run");
 }
 
+// Request a, of an engine without a profile, samples a token in every step.
+Recording one_without_profile(std::int64_t num_steps) {
+  Recording recording = recording_of_one_group("1", 64, 20);
+  recording.header.engine.name = "mine";
+  recording.header.options.config.max_model_len = 128;
+  for (std::int64_t i = 0; i < num_steps; ++i)
+    recording.steps.push_back(step_of(
+        i, scheduled_row("a", i == 0 ? 0 : static_cast<std::int32_t>(7 + i), i == 0 ? 8 : 1), 7));
+  recording.steps[0].scheduled[0].is_new = true;
+  recording.steps[0].scheduled[0].blocks = {{BlockId{1}}};
+  recording.steps[0].before = {added_request("a", 8, 20)};
+  recording.end.steps = num_steps;
+  return recording;
+}
+
+RecordedStep empty_step(std::int64_t number, std::int64_t free_blocks) {
+  RecordedStep step;
+  step.step = number;
+  step.free_blocks = free_blocks;
+  return step;
+}
+
+TEST(Queues, ADroppedRequestOfAnEngineWithoutAProfileIsFoundIfItReportsEnds) {
+  Recording recording = one_without_profile(2);
+  recording.steps[1].before = {added_request("b", 8, 1)};
+  recording.steps[1].waiting = {"b"};
+  recording.steps.push_back(empty_step(2, 19));
+  recording.steps[2].finished = {"a", "b"};
+  EXPECT_EQ(not_checked(recording).at(0),
+            "whether a client is notified of each end: no step lists `stopped`");
+  recording.steps[1].stopped = {{"a", "abort"}};
+  const auto findings = audit(recording, AuditScope::whole_recording);
+  ASSERT_EQ(findings.size(), 2u);
+  EXPECT_EQ(line_of(findings[1]),
+            "audit.queues step 2 request b: is reported finished after 0 of its 8 tokens, and "
+            "neither an output nor its client has ended it: no client is notified");
+  // Any step may show that the engine reports ends, also a later one.
+  recording.steps[1].stopped.clear();
+  recording.steps.push_back(step_of(3, scheduled_row("c", 0, 8, {{{BlockId{1}}}}), 7));
+  recording.steps[3].before = {added_request("c", 8, 1)};
+  recording.steps[3].stopped = {{"c", "length"}};
+  EXPECT_EQ(audit(recording, AuditScope::whole_recording).size(), 2u);
+}
+
+TEST(Queues, AnEngineWithoutAProfileRunsARequestOnceAfterItsAbort) {
+  Recording recording = one_without_profile(2);
+  RecordedEvent abort;
+  abort.kind = RecordedEvent::Kind::abort;
+  abort.name = "a";
+  recording.steps[1].before = {abort};
+  recording.steps[1].stopped = {{"a", "abort"}};
+  recording.steps.push_back(empty_step(2, 19));
+  recording.steps[2].finished = {"a"};
+  expect_clean(recording);
+  recording = one_without_profile(3);
+  recording.steps[1].before = {abort};
+  expect_only(
+      recording,
+      "audit.scheduled_tokens step 2 request a token 10: is scheduled, and an output or its client "
+      "has ended it");
+}
+
+TEST(Queues, AnEngineWithoutAProfileReportsAnEndToTheWorker) {
+  Recording recording = one_without_profile(2);
+  recording.steps[0].before[0].request.max_tokens = 2;
+  recording.steps[1].stopped = {{"a", "length"}};
+  recording.steps.push_back(empty_step(2, -1));
+  expect_clean(recording);  // it may be late
+  recording.steps.push_back(empty_step(3, -1));
+  recording.steps[3].finished = {"a"};
+  expect_clean(recording);
+  recording.steps[3].finished.clear();
+  expect_only(recording,
+              "audit.queues step 3 request a: has ended, and the worker is not notified: it keeps "
+              "its row");
+}
+
 TEST(Queues, ARequestThatAResetPreemptedIsReportedToTheWorkerSince0Point25Point1) {
   Recording recording = one_that_resumes();
   recording.steps[1].before = {reset(true, true)};
@@ -250,15 +336,6 @@ TEST(Queues, ARequestThatAResetPreemptedIsReportedToTheWorkerSince0Point25Point1
               "notified: it keeps its row");
   recording.header.engine.version = "0.22.1";
   expect_clean(recording);
-}
-
-// What the audit of the whole recording leaves out.
-std::vector<std::string> not_checked(const Recording& recording) {
-  Auditor auditor(recording.header, AuditScope::whole_recording);
-  for (const RecordedStep& step : recording.steps) auditor.step(step);
-  auditor.end(recording.end);
-  for (const AuditFinding& finding : auditor.take_findings()) ADD_FAILURE() << line_of(finding);
-  return auditor.not_checked();
 }
 
 TEST(NotChecked, ARecordingThatListsNoQueueIsNotAccused) {
@@ -311,6 +388,65 @@ TEST(Policy, APausedSchedulerSchedulesNoRequestOrAdmitsNone) {
   findings = audit(recording, AuditScope::whole_recording);
   ASSERT_EQ(findings.size(), 1u);
   EXPECT_EQ(findings[0].what, "is scheduled while PAUSED_NEW is set");
+}
+
+TEST(Policy, ARunningRequestThatNothingHindersIsScheduledAgain) {
+  Recording recording = one_without_profile(1);
+  for (std::int64_t i = 1; i < 40; ++i) {
+    recording.steps.push_back(empty_step(i, 18));
+    recording.steps.back().running = {"a"};
+  }
+  const auto num_findings = [&] { return audit(recording, AuditScope::whole_recording).size(); };
+  const auto findings = audit(recording, AuditScope::whole_recording);
+  ASSERT_EQ(findings.size(), 1u);
+  EXPECT_EQ(line_of(findings[0]),
+            "audit.standstill step 16 request a: runs with 8 of its 9 tokens computed, and no step "
+            "has scheduled it since step 0: no output of it is in flight, and 18 of 19 blocks are "
+            "free");
+  EXPECT_EQ(group_of(findings[0].rule), RuleGroup::policy);
+  // Another one decodes in every step.
+  recording.steps[1].before = {added_request("b", 8, 100)};
+  for (std::int64_t i = 1; i < 40; ++i) {
+    RecordedStep& step = recording.steps[i];
+    step.running = {"a", "b"};
+    step.free_blocks = 17;
+    step.scheduled = {scheduled_row("b", i == 1 ? 0 : static_cast<std::int32_t>(6 + i), 1)};
+    step.sampled = {{"b", {7}}};
+  }
+  recording.steps[1].scheduled = {scheduled_row("b", 0, 8, {{{BlockId{2}}}})};
+  EXPECT_EQ(num_findings(), 0u) << "the limits of a step are unknown";
+  recording.header.options.given = {"max_num_seqs", "max_num_batched_tokens"};
+  recording.header.options.config.max_num_batched_tokens = 8;
+  EXPECT_EQ(num_findings(), 1u);
+  recording.header.options.config.max_num_seqs = 2;
+  EXPECT_EQ(num_findings(), 1u);
+  recording.header.options.config.max_num_batched_tokens = 1;
+  recording.steps[0].scheduled[0].tokens = 8;
+  EXPECT_EQ(audit(recording, AuditScope::whole_recording).back().rule, AuditRule::limits);
+  recording.header.options.config.max_num_batched_tokens = 8;
+  for (RecordedStep& step : recording.steps) step.free_blocks = 0;
+  EXPECT_EQ(num_findings(), 0u);
+}
+
+TEST(Policy, ARunningRequestMayWaitForItsOutputAndForItsTurn) {
+  Recording recording = one_without_profile(1);
+  recording.header.options.config.async_scheduling = true;
+  for (std::int64_t i = 1; i < 40; ++i) {
+    recording.steps.push_back(empty_step(i, 18));
+    recording.steps.back().running = {"a"};
+  }
+  EXPECT_TRUE(audit(recording, AuditScope::whole_recording).empty());
+  recording.steps[2].output_of_step = 0;
+  EXPECT_EQ(audit(recording, AuditScope::whole_recording).size(), 1u);
+  recording = one_without_profile(1);
+  for (std::int64_t i = 1; i < 64; ++i) {
+    recording.steps.push_back(empty_step(i, 18));
+    if (i % 8 == 0)
+      recording.steps.back() =
+          step_of(i, scheduled_row("a", static_cast<std::int32_t>(7 + i / 8), 1), 7);
+    recording.steps.back().running = {"a"};
+  }
+  EXPECT_TRUE(audit(recording, AuditScope::whole_recording).empty());
 }
 
 TEST(Policy, BlocksThatTheTokensDoNotNeedAreAPolicy) {
