@@ -69,10 +69,9 @@ void decode_row(std::uint64_t key, const ModelLayer& layer, std::span<double> ro
   const StoredNumbers* stored = shape.stored;
   const bool by_group = layer.words.by_group != nullptr;
   if (stored == nullptr && !by_group) return decode_row(key, layer.dtype, row);
-  const WordShape bf16 = word_shape(DType::bf16);
   for (std::size_t i = 0; i < row.size(); ++i) {
     if (by_group && i % 16 == 0) stored = &numbers_of_group(key, i / 16, layer.words);
-    row[i] = stored->worth[bf16_index(row_word(key, i / 4, bf16) >> 16 * (i % 4))];
+    row[i] = stored->worth(source_index(row_word(key, i / 4, {}) >> 16 * (i % 4)));
   }
 }
 

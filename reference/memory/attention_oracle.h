@@ -12,7 +12,7 @@
 // Real numbers are attended to by another kernel. It sums in tiles of 32 keys, within splits of at
 // least 32. With at most T tiles and T splits, every tile and split rescales by a factor that is
 // off by 4u, a weight is also off by u times the range R of the scores, and the scale of an 8-bit
-// cache is one more product. Its |k| and |v| are at most kStoredMax, since 1 / scale rounds up.
+// cache is one more product. Its |k| and |v| are at most kStoredMax.
 // With |score| at most kStoredMax sqrt(d), the bound is
 //   2 ((d + 4) kStoredMax sqrt(d) + 4 (2 T + 1) + 2 kStoredMax sqrt(d) + n + 4) u kStoredMax.
 //
@@ -31,9 +31,8 @@
 
 namespace lockstep {
 
-// The largest stored |k| or |v|. e5m2 has the numbers 96, 112 and 128, where 1 / scale is between
-// 107.5 and 123.5. The scale of 16 elements of nvfp4 is up to 1/16 too large, and a step of int4 up
-// to 2/15.
+// The largest stored |k| or |v|. The scale of 16 elements of nvfp4 is up to 1/16 too large, and a
+// step of int4 up to 2/15.
 inline constexpr double kStoredMax = 1.07;
 
 // True if the layer's rows are numbers within +-1 that attention can be computed from. False for

@@ -105,3 +105,26 @@ class InBf16(Sdpa):
 
 class ForgetsTheNewestInBf16(ForgetsTheNewest):
     query_dtype = "bf16"
+
+
+class ClampsAt127(Sdpa):
+    """Quantises to e4m3 with the limit of int8."""
+
+    def quantised(self, x):
+        return x.clamp(-127, 127)
+
+    def write(self, layer, key, value, kv_cache, slot_mapping):
+        scale = layer.k_scale
+        rows = (self.quantised(one.float() / scale) * scale for one in (key, value))
+        super().write(layer, *rows, kv_cache, slot_mapping)
+
+
+class NanAbove448(ClampsAt127):
+    def quantised(self, x):
+        return torch.where(x.abs() > 448, torch.nan, x)
+
+
+class DropsSmallNumbers(ClampsAt127):
+    def quantised(self, x):
+        return torch.where(x.abs() < 50, 0.0, x)
+
