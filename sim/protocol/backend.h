@@ -98,6 +98,8 @@
 //     scales e4m3(max(largest * (1/6), 2^-9)) of every 16 elements, that of tile t at byte 320 + 8
 //     (t mod 4) + t / 4. Rule (5) takes stored elements times scales. Its range follows from the
 //     layer's kind and the query's position last - 1; `first` agrees with it.
+//     In a query whose content is a multiple of 8, the first element of every row is 4096 times
+//     that of rule (1): its scores exceed the range of exp() in fp32.
 // (14) Tensor and pipeline parallelism. BackendConfig::plan is the whole model's; its num_blocks is
 //     that of every rank. A backend derives its rank's own plan from it: the same groups and block
 //     sizes, but its own heads, states, layers, tensors and pages (reference/plan/rank_plan.h

@@ -88,6 +88,10 @@ class TorchTest(Example):
         for name in ("ClampsAt127", "NanAbove448", "DropsSmallNumbers"):
             self.find(f"wrong_kernels.py:{name}", "page_written", *options)
 
+    def test_a_softmax_that_overflows_is_found(self) -> None:
+        options = ("--numbers", "real", "--limit", "3")
+        self.find("wrong_kernels.py:SubtractsNoMaximum", "attention_output", *options)
+
     def test_each_planted_defect_is_found_by_its_check(self) -> None:
         self.find("wrong_kernels.py:WritesPadding", "page_untouched")
         self.find("wrong_kernels.py:CopiesTheCache", "page_written")
