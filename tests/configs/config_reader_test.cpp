@@ -294,6 +294,24 @@ TEST(ConfigReader, QueryHeadsThatKvHeadsDoNotDivideAreRefused) {
   EXPECT_NE(reason.find("num_attention_heads 2 is not divisible"), std::string::npos) << reason;
 }
 
+// vLLM divides by the heads. Without head_dim, Llama's class refuses heads that do not divide the
+// hidden size; Qwen2's does not.
+TEST(ConfigReader, HeadsAreAtLeastOneAndDivideTheHiddenSizeWhereTheClassSaysSo) {
+  const auto heads_of = [](std::string_view type, std::string_view keys) {
+    return fmt::format(R"({{"architectures": ["LlamaForCausalLM"], "model_type": "{}", {}}})", type,
+                       keys);
+  };
+  for (const auto& [keys, reason] :
+       {std::pair{R"("num_key_value_heads": 0)", "num_key_value_heads is 0"},
+        std::pair{R"("num_attention_heads": 0, "head_dim": 96)", "num_attention_heads is 0"},
+        std::pair{R"("hidden_size": 4100, "num_attention_heads": 40, "head_dim": null)",
+                  "hidden_size 4100 is not divisible by num_attention_heads 40"}})
+    EXPECT_NE(refusal_of(heads_of("llama", keys)).find(reason), std::string::npos) << keys;
+  EXPECT_FALSE(layers_of(heads_of("qwen2", R"("hidden_size": 4100, "num_attention_heads": 40,
+      "num_key_value_heads": 8)"))
+                   .empty());
+}
+
 TEST(ConfigReader, MambaAttentionAndNothingByAPattern) {
   const LayerSpecs layers = layers_of(R"({"architectures": ["NemotronHForCausalLM"],
       "model_type": "nemotron_h", "hybrid_override_pattern": "M-*E"})");
