@@ -141,6 +141,22 @@ TEST(ConfigReader, Float32IsServedInBfloat16AndFloat16StaysIt) {
   }
 }
 
+// vLLM falls back from a type of torch that it does not serve; another word fails in transformers.
+TEST(ConfigReader, ADtypeThatIsNotServedIsNamed) {
+  const auto with = [](std::string_view dtype) {
+    return llama_with(fmt::format("\"torch_dtype\": \"{}\"", dtype));
+  };
+  for (const char* dtype : {"int8", "float64"}) {
+    const auto model = model_from_hf_config(with(dtype), "config.json");
+    ASSERT_TRUE(model) << model.error().message;
+    EXPECT_EQ(model->assumptions.at(0),
+              fmt::format("dtype {} is not served: the engine falls back to bf16", dtype));
+  }
+  for (const char* dtype : {"torch.bfloat16", "bf16"})
+    EXPECT_NE(refusal_of(with(dtype)).find(fmt::format("dtype '{}' is no type of torch", dtype)),
+              std::string::npos);
+}
+
 // As get_kv_cache_quant_algo_string() of vLLM 0.33.0 answers; its warnings and errors are refusals.
 TEST(ConfigReader, AQuantizedCheckpointAsksForItsCacheFormat) {
   for (const auto& [config, format] : {
