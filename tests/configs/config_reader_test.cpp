@@ -328,6 +328,14 @@ TEST(ConfigReader, HeadsAreAtLeastOneAndDivideTheHiddenSizeWhereTheClassSaysSo) 
                    .empty());
 }
 
+// transformers assigns num_attention_heads after n_head.
+TEST(ConfigReader, AKeyCountsBeforeItsAlias) {
+  const LayerSpecs layers = layers_of(R"({"architectures": ["BloomForCausalLM"], "model_type":
+      "bloom", "n_head": 8, "num_attention_heads": 16, "n_layer": 1, "hidden_size": 1024})");
+  ASSERT_EQ(layers.size(), 1u);
+  EXPECT_EQ(layers[0].spec.num_kv_heads, 16);
+}
+
 TEST(ConfigReader, MambaAttentionAndNothingByAPattern) {
   const LayerSpecs layers = layers_of(R"({"architectures": ["NemotronHForCausalLM"],
       "model_type": "nemotron_h", "hybrid_override_pattern": "M-*E"})");

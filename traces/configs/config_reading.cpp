@@ -83,16 +83,16 @@ ConfigPart ConfigPart::as_type(std::string_view model_type) const {
   return part;
 }
 
-// Tries the key, then the alias of the class. Without a class, and for hidden_size, the names of
-// older files count too. Both names are recorded as read, so an alias is never refused as unknown.
+// Tries the key, then the alias of the class: transformers assigns the key after the alias. Without
+// a class, and for hidden_size, the names of older files count too. Both names are recorded as
+// read, so an alias is never refused as unknown.
 JsonValue ConfigPart::value(std::string_view key) {
   read_->emplace(key);
+  const bool has_alias = class_ != nullptr && class_->aliases.contains(key);
+  if (has_alias) read_->emplace(class_->aliases.at(key));
   if (JsonValue found = object_.optional(key)) return found;
-  if (class_ == nullptr) return plain_alias(key);
-  const auto alias = class_->aliases.find(key);
-  if (alias == class_->aliases.end()) return key == "hidden_size" ? plain_alias(key) : JsonValue{};
-  read_->emplace(alias->second);
-  return object_.optional(alias->second);
+  if (has_alias) return object_.optional(class_->aliases.at(key));
+  return class_ == nullptr || key == "hidden_size" ? plain_alias(key) : JsonValue{};
 }
 
 // Names in the style of GPT-2, for files whose class neither package has.
