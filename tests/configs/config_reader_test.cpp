@@ -319,7 +319,8 @@ TEST(ConfigReader, HeadsAreAtLeastOneAndDivideTheHiddenSizeWhereTheClassSaysSo) 
   };
   for (const auto& [keys, reason] :
        {std::pair{R"("num_key_value_heads": 0)", "num_key_value_heads is 0"},
-        std::pair{R"("num_attention_heads": 0, "head_dim": 96)", "num_attention_heads is 0"},
+        std::pair{R"("num_attention_heads": 0, "num_key_value_heads": 8, "head_dim": 96)",
+                  "num_attention_heads is 0"},
         std::pair{R"("hidden_size": 4100, "num_attention_heads": 40, "head_dim": null)",
                   "hidden_size 4100 is not divisible by num_attention_heads 40"}})
     EXPECT_NE(refusal_of(heads_of("llama", keys)).find(reason), std::string::npos) << keys;

@@ -239,8 +239,8 @@ bool is_other_dtype(std::string_view name) {
 // The dtype in which `vllm serve` runs the model under --dtype auto (vLLM 0.33.0, config/model.py,
 // _resolve_auto_dtype()): float32 is served in the preferred dtype, fp16 becomes bf16 for the types
 // that are numerically unstable in it. From other types of torch vLLM falls back to the preferred
-// dtype, and a word that is no type of torch fails in transformers. Without a dtype vLLM looks into
-// the weights; here it is an assumption.
+// dtype, and transformers fails on words that torch does not define. Without a dtype vLLM looks
+// into the weights; here it is an assumption.
 DType served_dtype(ConfigReading& reading, bool is_pooling) {
   std::string name = dtype_at(reading.whole);
   if (name.empty()) name = dtype_at(reading.text);

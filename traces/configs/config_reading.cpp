@@ -337,7 +337,7 @@ std::int64_t ConfigReading::kv_heads() {
         text.refuse(fmt::format("{} is 0; attention has at least one KV head", key));
       const std::int64_t kv = std::max<std::int64_t>(*found, 1);
       // model_executor/layers/attention/attention.py. Layers with their own heads may differ.
-      const std::int64_t queries = text.number("num_attention_heads", 0);
+      const std::int64_t queries = text.number("num_attention_heads") ? heads() : 0;
       if (queries % kv != 0 && !text.has("per_layer_config"))
         text.refuse(
             fmt::format("num_attention_heads {} is not divisible by {} {}", queries, key, kv));
