@@ -119,8 +119,8 @@ Result<void> compare_model(const std::string& name, const CapacityCommand& comma
                            Comparison& comparison) {
   LS_ASSIGN_OR_RETURN(const auto model, find_model(name));
   if (model.layers.empty()) {
-    fmt::print("{:<26}an encoder; its layers keep no cache\n", model.name);
-    comparison.rows.push_back({{"model", model.name}, {"refused", "an encoder keeps no cache"}});
+    fmt::print("{:<26}no layer keeps a cache\n", model.name);
+    comparison.rows.push_back({{"model", model.name}, {"refused", "no layer keeps a cache"}});
     return {};
   }
   // A copy, because the loops overwrite the three options that vary.

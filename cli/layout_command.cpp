@@ -74,7 +74,7 @@ Result<int> layout(LayoutCommand command) {
   LS_RETURN_IF_ERROR(is_placed(command.arguments));
   LS_ASSIGN_OR_RETURN(const auto model, find_model(command.model));
   if (model.layers.empty() && command.arguments.hidden_state_layers == 0) {
-    fmt::print("{}: an encoder; its layers keep no cache\n", model.name);
+    fmt::print("{}: no layer keeps a cache\n", model.name);
     return kExitAgreed;
   }
   LS_ASSIGN_OR_RETURN(const auto report, report_of(command, model));

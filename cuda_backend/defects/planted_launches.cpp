@@ -240,12 +240,17 @@ const PlantedDefect kOfLaunches[] = {
      Needs::numbers},
     {"window-off-by-one", in_launches([](SplitAttentionParams& params) { widen_window(params); }),
      Needs::numbers},
-    // Rule (13): 0.0081, 0.0085, 0.0089 and 0.0093 in turn.
+    // Rule (13): 0.81, 0.85, 0.89 and 0.93 in turn, in units of the format's largest number.
     {"scale-of-other-layer",
      in_elements("scales of layers",
                  [](float& scale) {
-                   constexpr float kScales[] = {0.0081f, 0.0085f, 0.0089f, 0.0093f, 0.0081f};
-                   scale = *(std::ranges::find(kScales, scale) + 1);
+                   constexpr float kLargest[] = {0.81f, 0.85f, 0.89f, 0.93f, 0.81f};
+                   for (const float unit : {127.0f, 448.0f, 2688.0f, 57344.0f})
+                     for (int i = 0; i < 4; ++i)
+                       if (scale == kLargest[i] / unit) {
+                         scale = kLargest[i + 1] / unit;
+                         return;
+                       }
                  }),
      Needs::numbers},
     {"scale-of-other-head",

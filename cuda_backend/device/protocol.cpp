@@ -44,6 +44,17 @@ void fill_row(std::uint64_t content, std::int32_t layer, std::uint32_t part, std
   }
 }
 
+// Adds 12 to the exponent of the first element, whose lowest bit follows the mantissa.
+void enlarge_query(std::uint64_t content, DType dtype, std::span<std::byte> row) {
+  if (content % 8 != 0) return;
+  const int mantissa_bits = dtype == DType::fp32 ? 23 : dtype == DType::fp16 ? 10 : 7;
+  std::uint32_t bits = 0;
+  const auto size = static_cast<std::size_t>(itemsize_bytes(dtype));
+  std::memcpy(&bits, row.data(), size);
+  bits += 12u << mantissa_bits;
+  std::memcpy(row.data(), &bits, size);
+}
+
 void fill_poison(std::uint64_t kind, std::int32_t tensor, std::int64_t page, std::int64_t first,
                  std::span<std::byte> bytes) {
   const std::uint64_t key =

@@ -20,6 +20,9 @@ ShapeMasks shape_masks(DType dtype);
 void fill_row(std::uint64_t content, std::int32_t layer, std::uint32_t part, std::uint32_t head,
               DType dtype, std::span<std::byte> row);
 
+// Rule (13): multiplies the first element of a query's row where its content asks for it.
+void enlarge_query(std::uint64_t content, DType dtype, std::span<std::byte> row);
+
 // Rule (6): bytes [first, first + bytes.size()) of a page's poison.
 void fill_poison(std::uint64_t kind, std::int32_t tensor, std::int64_t page, std::int64_t first,
                  std::span<std::byte> bytes);

@@ -192,9 +192,10 @@ void AttentionQueries::add_query(const AttentionQuery& query) {
       static_cast<std::size_t>(itemsize_bytes(dtype) * parts_.head_size(query.layer));
   for (std::int32_t head = 0; head < query_heads(query.layer); ++head) {
     queries_.host.resize(queries_.host.size() + bytes);
+    const auto row = std::span(queries_.host).last(bytes);
     fill_row(query.content, rows.layer, kPartQuery,
-             static_cast<std::uint32_t>(rows.first_query_head + head), dtype,
-             std::span(queries_.host).last(bytes));
+             static_cast<std::uint32_t>(rows.first_query_head + head), dtype, row);
+    if (is_real_) enlarge_query(query.content, dtype, row);
   }
   num_outputs_ += std::int64_t{query_heads(query.layer)} * parts_.head_size(query.layer);
 }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
+#include "cuda_backend/device/protocol.h"
 
 namespace lockstep::cuda {
 namespace {
@@ -10,10 +11,14 @@ namespace {
 constexpr std::int32_t kMaxAttendedHeadSize = 576;  // of split_attention.cuh
 constexpr std::int32_t kScaleBytes = sizeof(float);
 
-// The scale of a layer's 8-bit cache: rule (13).
-float scale_of_layer(std::int32_t layer) {
-  constexpr float kScales[] = {0.0081f, 0.0085f, 0.0089f, 0.0093f};
-  return kScales[layer % 4];
+// The scale of a layer's quantised cache: rule (13).
+float scale_of_layer(std::int32_t layer, DType dtype, Scaling scaling) {
+  constexpr float kStoredAsLargest[] = {0.81f, 0.85f, 0.89f, 0.93f};
+  const float largest = scaling == Scaling::fp4_groups ? 2688.0f
+                        : dtype == DType::fp8_e4m3     ? 448.0f
+                        : dtype == DType::fp8_e5m2     ? 57344.0f
+                                                       : 127.0f;
+  return kStoredAsLargest[layer % 4] / largest;
 }
 
 bool is_scaled(DType dtype) {
@@ -152,7 +157,7 @@ RowParts::RowParts(Device& device, const BackendConfig& config, const LayerCache
         LS_CHECK(is_real_ || itemsize_bytes(format.dtype) * format.head_size == rows.row_bytes,
                  "layer {}: {} elements in rows of {} bytes", rows.layer, format.head_size,
                  rows.row_bytes);
-        scales.push_back(scale_of_layer(rows.layer));
+        scales.push_back(scale_of_layer(rows.layer, format.dtype, format.scaling));
       });
   if (is_real_) scales_.upload(scales);
 }
@@ -198,6 +203,11 @@ RowParts::RowFormat RowParts::format_of(const RowCache& rows, const KVCacheSpec&
 DType RowParts::source_dtype(std::size_t layer) const {
   const RowFormat& format = formats_[layer];
   return format.scaling == Scaling::none ? format.dtype : DType::bf16;
+}
+
+ShapeMasks RowParts::source_masks(std::size_t layer) const {
+  if (formats_[layer].scaling == Scaling::none) return shape_masks(source_dtype(layer));
+  return {0x8A7F8A7F8A7F8A7Full, 0x3500350035003500ull};
 }
 
 std::int64_t RowParts::num_kernel_blocks(std::size_t layer) const {

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "cuda_backend/device/device.h"
+#include "cuda_backend/device/protocol.h"
 #include "cuda_backend/kernels/engine_params.h"
 #include "cuda_backend/views/layer_caches.h"
 #include "sim/protocol/backend.h"
@@ -31,6 +32,7 @@ class RowParts {
 
   // Of the rows that a layer's cache is written from, [num_kv_heads, head_size] for each token.
   DType source_dtype(std::size_t layer) const;
+  ShapeMasks source_masks(std::size_t layer) const;
   std::int32_t head_size(std::size_t layer) const { return formats_[layer].head_size; }
   // Rows [num_tokens, num_kv_heads, head_size] of source_dtype into the slots.
   WritePartsParams write(std::size_t layer, const std::byte* key, const std::byte* value,

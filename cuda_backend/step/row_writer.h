@@ -91,7 +91,7 @@ void RowWriter::write_layer(std::size_t layer, const Tokens& tokens,
   LS_CHECK(layer < layers_.rows.size() && layers_.rows[layer].row_bytes > 0, "layer {} of {}",
            layer, layers_.rows.size());
   const RowCache& rows = layers_.rows[layer];
-  const ShapeMasks masks = shape_masks(parts_.source_dtype(layer));
+  const ShapeMasks masks = parts_.source_masks(layer);
   const Inputs& inputs =
       tokens.inputs != nullptr ? *tokens.inputs : inputs_[layer % inputs_.size()];
   const MemoryRange room = inputs.keys.range();

@@ -78,16 +78,20 @@ void attend_row(const lockstep_call* call, int64_t sequence, int64_t token, int6
   };
   const number_of query_at = numbers(call->query.dtype), cache_at = numbers(cache.dtype);
   std::vector<double> sums(size);
-  double total = 0;
+  double total = 0, highest = -INFINITY;
   for (int64_t position = first; position < last; ++position) {
     double score = 0;
     for (int64_t i = 0; i < size; ++i)
       score += query_at(at(call->query, {token, head, i})) *
                cache_at(row(0, position) + i * cache.strides[4]);
-    const double weight = std::exp(score * call->scale);  // scores are small
-    total += weight;
+    // The largest score so far is subtracted, so that no weight overflows.
+    const double before = highest;
+    highest = std::max(before, score * call->scale);
+    const double kept = std::exp(before - highest);
+    const double weight = std::exp(score * call->scale - highest);
+    total = total * kept + weight;
     for (int64_t i = 0; i < size; ++i)
-      sums[i] += weight * cache_at(row(1, position) + i * cache.strides[4]);
+      sums[i] = sums[i] * kept + weight * cache_at(row(1, position) + i * cache.strides[4]);
   }
   for (int64_t i = 0; i < size; ++i)
     *reinterpret_cast<float*>(at(call->output, {token, head, i})) =

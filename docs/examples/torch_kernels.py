@@ -13,8 +13,9 @@ class Sdpa:
         is_token = slot_mapping >= 0  # the slot of a padded token is -1
         slots, block_size = slot_mapping[is_token], kv_cache.shape[2]
         for cache, rows in zip(kv_cache, (key, value), strict=True):
-            rows = rows if rows.dtype == cache.dtype else (rows / layer.k_scale).to(cache.dtype)
-            cache[slots // block_size, slots % block_size] = rows[is_token]
+            if rows.dtype != cache.dtype:  # fp8 saturates; torch's cast would give NaN or infinity
+                rows = (rows / layer.k_scale).clamp(-(top := torch.finfo(cache.dtype).max), top)
+            cache[slots // block_size, slots % block_size] = rows[is_token].to(cache.dtype)
 
     def attend(self, layer, query, kv_cache, block_table, seq_lens, query_start_loc):
         output, block_size = torch.empty_like(query), kv_cache.shape[2]

@@ -69,10 +69,9 @@ void decode_row(std::uint64_t key, const ModelLayer& layer, std::span<double> ro
   const StoredNumbers* stored = shape.stored;
   const bool by_group = layer.words.by_group != nullptr;
   if (stored == nullptr && !by_group) return decode_row(key, layer.dtype, row);
-  const WordShape bf16 = word_shape(DType::bf16);
   for (std::size_t i = 0; i < row.size(); ++i) {
     if (by_group && i % 16 == 0) stored = &numbers_of_group(key, i / 16, layer.words);
-    row[i] = stored->worth[bf16_index(row_word(key, i / 4, bf16) >> 16 * (i % 4))];
+    row[i] = stored->worth(source_index(row_word(key, i / 4, {}) >> 16 * (i % 4)));
   }
 }
 
@@ -123,7 +122,7 @@ bool has_attention_oracle(const ModelLayer& layer) {
 // latent as K and V.
 void attend(const ModelLayer& layer, std::int32_t kv_head, std::span<const ContentId> contents,
             ContentId query, std::int32_t queries_per_kv, DecodedRows& decoded, DType query_dtype,
-            std::span<double> output) {
+            double first_factor, std::span<double> output) {
   LS_CHECK(has_attention_oracle(layer) && !contents.empty(), "layer {}", layer.name);
   const auto d = static_cast<std::size_t>(layer.head_size);
   const std::size_t count = contents.size(), heads = static_cast<std::size_t>(queries_per_kv);
@@ -134,6 +133,7 @@ void attend(const ModelLayer& layer, std::int32_t kv_head, std::span<const Conte
     const std::uint64_t q_coord =
         coordinate(layer.share.layer, kPartQ, layer.share.first_query_head + head);
     decode_row(row_key(query, q_coord), query_dtype, std::span(queries).subspan(h * d, d));
+    queries[h * d] *= first_factor;
   }
   for (std::size_t p = 0; p < count; p += kRowsAtOnce) {
     const std::size_t n = std::min(kRowsAtOnce, count - p);
@@ -180,12 +180,13 @@ double attention_tolerance(std::int64_t head_size, std::int64_t positions) {
   return 2 * (2 * score + 4 * u + 2 * n * u + 2 * u);
 }
 
-double real_attention_tolerance(std::int64_t head_size, std::int64_t positions) {
+double real_attention_tolerance(std::int64_t head_size, std::int64_t positions,
+                                double first_factor) {
   const double u = std::ldexp(1.0, -24);
   const auto d = static_cast<double>(head_size);
   const auto n = static_cast<double>(positions);
   const double tiles = n / 32 + 1;
-  const double score = kStoredMax * std::sqrt(d);
+  const double score = kStoredMax * (first_factor + d - 1) / std::sqrt(d);
   return 2 * ((d + 4) * score + 4 * (2 * tiles + 1) + 2 * score + n + 4) * u * kStoredMax;
 }
 

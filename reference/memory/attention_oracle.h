@@ -12,9 +12,10 @@
 // Real numbers are attended to by another kernel. It sums in tiles of 32 keys, within splits of at
 // least 32. With at most T tiles and T splits, every tile and split rescales by a factor that is
 // off by 4u, a weight is also off by u times the range R of the scores, and the scale of an 8-bit
-// cache is one more product. Its |k| and |v| are at most kStoredMax, since 1 / scale rounds up.
-// With |score| at most kStoredMax sqrt(d), the bound is
-//   2 ((d + 4) kStoredMax sqrt(d) + 4 (2 T + 1) + 2 kStoredMax sqrt(d) + n + 4) u kStoredMax.
+// cache is one more product. Its |k| and |v| are at most kStoredMax. With f the factor of a query's
+// first element and S = kStoredMax (f + d - 1) / sqrt(d), the largest sum of |q k| / sqrt(d), the
+// bound is
+//   2 ((d + 4) S + 4 (2 T + 1) + 2 S + n + 4) u kStoredMax.
 //
 // A kernel with queries of 16 bits also rounds its weights, which enter a sum and its divisor, and
 // its output to 16 bits: 3 kStoredMax half steps more, of 2^-9 for bf16 and 2^-12 for fp16.
@@ -31,9 +32,8 @@
 
 namespace lockstep {
 
-// The largest stored |k| or |v|. e5m2 has the numbers 96, 112 and 128, where 1 / scale is between
-// 107.5 and 123.5. The scale of 16 elements of nvfp4 is up to 1/16 too large, and a step of int4 up
-// to 2/15.
+// The largest stored |k| or |v|. The scale of 16 elements of nvfp4 is up to 1/16 too large, and a
+// step of int4 up to 2/15.
 inline constexpr double kStoredMax = 1.07;
 
 // True if the layer's rows are numbers within +-1 that attention can be computed from. False for
@@ -64,15 +64,22 @@ class DecodedRows {
 
 // Computes the attention output [queries_per_kv, head_size] of the query heads that read `kv_head`,
 // for the query with content `query` over `contents`, the contents of the positions that it reads,
-// in order. `decoded` keeps the rows. REQUIRES: has_attention_oracle(layer), a position, and zeros
-// in `output`.
+// in order. The query's first element is multiplied by `first_factor`. `decoded` keeps the rows.
+// REQUIRES: has_attention_oracle(layer), a position, and zeros in `output`.
 void attend(const ModelLayer& layer, std::int32_t kv_head, std::span<const ContentId> contents,
             ContentId query, std::int32_t queries_per_kv, DecodedRows& decoded, DType query_dtype,
-            std::span<double> output);
+            double first_factor, std::span<double> output);
+
+// Rule (13): scores of one query in eight exceed the range of exp() in fp32, so a softmax must
+// subtract the largest.
+constexpr double first_factor_of(Numbers numbers, ContentId query) {
+  return numbers == Numbers::real && query % 8 == 0 ? 4096 : 1;
+}
 
 // The maximum absolute error of an output element: rows as generated, and rows of real numbers.
 double attention_tolerance(std::int64_t head_size, std::int64_t positions);
-double real_attention_tolerance(std::int64_t head_size, std::int64_t positions);
+double real_attention_tolerance(std::int64_t head_size, std::int64_t positions,
+                                double first_factor);
 // The error that a kernel with queries of this dtype adds to either; 0: fp32.
 double rounding_tolerance(DType query_dtype);
 

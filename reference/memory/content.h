@@ -67,8 +67,8 @@ struct WordShape {
   std::uint64_t keep = ~std::uint64_t{0};
   std::uint64_t set = 0;
   const StoredNumbers* stored = nullptr;
-  const StoredNumbers* by_largest = nullptr;  // [kMantissas]
-  const StoredNumbers* by_group = nullptr;    // [kMantissas]
+  const StoredNumbers* by_largest = nullptr;  // [kMagnitudes]
+  const StoredNumbers* by_group = nullptr;    // [kMagnitudes]
   bool is_int4 = false;
   Int4Row int4 = {};                           // of the current row
   std::uint64_t scale_at = ~std::uint64_t{0};  // a multiple of 4
@@ -99,9 +99,6 @@ constexpr WordShape word_shape(DType dtype) {
 constexpr std::uint64_t row_key(ContentId content, std::uint64_t coord) {
   return mix(content ^ coord);
 }
-// The index of a bf16 element in +-[0.5, 1): its sign and mantissa, in 8 bits.
-constexpr std::size_t bf16_index(std::uint64_t bits) { return (bits >> 8 & 0x80) | (bits & 0x7F); }
-
 // The first `count` bytes of `word`, the others 0; all of them if count is 8 or more.
 constexpr std::uint64_t first_bytes(std::uint64_t word, std::int64_t count) {
   return count >= 8 ? word : word & ((std::uint64_t{1} << (8 * count)) - 1);
@@ -113,10 +110,10 @@ inline Int4Row int4_row_of(std::uint64_t key, std::uint64_t elements);
 inline WordShape shape_of_row(std::uint64_t key, WordShape shape) {
   if (shape.is_int4) shape.int4 = int4_row_of(key, 2 * shape.scale_at);
   if (shape.by_largest == nullptr) return shape;
-  std::uint64_t largest = 0;
+  std::size_t largest = 0;
   for (std::uint64_t i = 0; i < shape.scale_at / 4; ++i)
     for (std::uint64_t four = mix(key + (i + 1) * kWordStep), e = 0; e < 4; ++e, four >>= 16)
-      largest = std::max(largest, four & 0x7F);
+      largest = std::max(largest, source_index(four) % kMagnitudes);
   shape.stored = shape.by_largest + largest;
   return shape;
 }
@@ -124,16 +121,16 @@ inline WordShape shape_of_row(std::uint64_t key, WordShape shape) {
 // The stored numbers of a group of 16 elements, which follow from the largest of them.
 constexpr const StoredNumbers& numbers_of_group(std::uint64_t key, std::uint64_t group,
                                                 WordShape shape) {
-  std::uint64_t largest = 0;
+  std::size_t largest = 0;
   for (std::uint64_t word = 4 * group; word < 4 * group + 4; ++word)
     for (std::uint64_t four = mix(key + (word + 1) * kWordStep), e = 0; e < 4; ++e, four >>= 16)
-      largest = std::max(largest, four & 0x7F);
+      largest = std::max(largest, source_index(four) % kMagnitudes);
   return shape.by_group[largest];
 }
-// Element i of the row in bf16, before quantization, as fp32.
+// Element i of the row before quantization.
 inline float source_number(std::uint64_t key, std::uint64_t i) {
   const std::uint64_t four = mix(key + (i / 4 + 1) * kWordStep) >> 16 * (i % 4);
-  return std::bit_cast<float>(static_cast<std::uint32_t>((four & 0x807F) | 0x3F00) << 16);
+  return std::bit_cast<float>(source_bits(source_index(four)) << 16);
 }
 // The scale and zero of a row, from its lowest and highest element.
 inline Int4Row int4_row_of(std::uint64_t key, std::uint64_t elements) {
@@ -171,7 +168,7 @@ constexpr std::uint64_t packed_word(std::uint64_t key, std::uint64_t i, WordShap
   const StoredNumbers& stored = numbers_of_group(key, i, shape);
   for (std::uint64_t element = 0; element < 16; ++element) {
     const std::uint64_t four = mix(key + (4 * i + element / 4 + 1) * kWordStep);
-    word |= std::uint64_t{stored.bytes[bf16_index(four >> 16 * (element % 4))]} << 4 * element;
+    word |= std::uint64_t{stored.bytes[source_index(four >> 16 * (element % 4))]} << 4 * element;
   }
   return word;
 }
@@ -186,7 +183,7 @@ inline std::uint64_t row_word(std::uint64_t key, std::uint64_t i, WordShape shap
     const std::uint64_t source =
         mix(key + (2 * i + static_cast<std::uint64_t>(half) + 1) * kWordStep);
     for (int element = 3; element >= 0; --element)
-      word = word << 8 | shape.stored->bytes[bf16_index(source >> 16 * element)];
+      word = word << 8 | shape.stored->bytes[source_index(source >> 16 * element)];
   }
   // The word in which the scale begins: elements first, then the scale's four bytes.
   if (8 * i + 8 <= shape.scale_at) return word;

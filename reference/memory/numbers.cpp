@@ -12,9 +12,9 @@
 namespace lockstep {
 namespace {
 
-// Scales of layers, in turn. With elements in [0.5, 1) they map to numbers of 53 to 124, which
-// every 8-bit format has; a layer that uses another layer's scale gets other bytes.
-constexpr std::array<float, 4> kScales{0.0081f, 0.0085f, 0.0089f, 0.0093f};
+// The elements that layers, in turn, store as their format's largest number: larger ones saturate.
+// A layer that uses another layer's scale gets other bytes.
+constexpr std::array<float, 4> kLargest{0.81f, 0.85f, 0.89f, 0.93f};
 
 // The value of a pattern of an 8-bit float; NaN for NaN and infinity.
 template <int kExponentBits, int kMantissaBits>
@@ -78,8 +78,9 @@ int nearest_pattern(DType dtype, const Worths& worths, double x) {
     if (rises ? worths[end + step - 1] < x : worths[end + step - 1] > x) end += step;
   int best = -1;
   double best_distance = std::numeric_limits<double>::infinity();
-  // Both neighbours, and both zeros: a small number may round to the zero of its sign.
-  for (const int pattern : {0, std::max(end - 1, begin), end, 128}) {
+  // Both neighbours, and the zero of the number's sign.
+  const int zero = dtype == DType::int8 ? 0 : begin;
+  for (const int pattern : {zero, std::max(end - 1, begin), end}) {
     const double distance = std::abs(worths[pattern] - x);
     if (std::isnan(distance) || distance > best_distance) continue;
     const auto wins_a_tie = [&] {
@@ -94,8 +95,8 @@ int nearest_pattern(DType dtype, const Worths& worths, double x) {
   return best;
 }
 
-// The bf16 number in [0.5, 1) with this mantissa: exact in fp32.
-float magnitude_of(int mantissa) { return 0.5f + static_cast<float>(mantissa) / 256.0f; }
+// The number with this source_index(): exact in fp32.
+float source_of(std::size_t index) { return std::bit_cast<float>(source_bits(index) << 16); }
 
 // The table of a format with one scale. scaled(x): x in units of the scale, in fp32 as a kernel
 // computes it, so both round the same number.
@@ -104,23 +105,23 @@ StoredNumbers stored_in(DType dtype, float scale, Scaled scaled) {
   StoredNumbers stored;
   stored.scale = scale;
   const Worths worths = worths_of(dtype);
-  for (int i = 0; i < 256; ++i) {
-    const float magnitude = magnitude_of(i % kMantissas);
-    const int pattern =
-        nearest_pattern(dtype, worths, scaled(i < kMantissas ? magnitude : -magnitude));
-    stored.bytes[i] = static_cast<std::uint8_t>(pattern);
-    stored.worth[i] = worths[pattern] * scale;
-  }
+  for (std::size_t pattern = 0; pattern < worths.size(); ++pattern)
+    stored.values[pattern] = worths[pattern] * scale;
+  for (std::size_t i = 0; i < stored.bytes.size(); ++i)
+    stored.bytes[i] =
+        static_cast<std::uint8_t>(nearest_pattern(dtype, worths, scaled(source_of(i))));
   return stored;
 }
 
-using Tables = std::array<StoredNumbers, kScales.size()>;
+using Tables = std::array<StoredNumbers, kLargest.size()>;
 
 // Elements are divided by the layer's scale, in fp32.
-Tables tables_of(DType dtype) {
+Tables tables_of(DType dtype, float largest_number) {
   Tables tables;
-  for (std::size_t i = 0; i < kScales.size(); ++i)
-    tables[i] = stored_in(dtype, kScales[i], [&](float x) { return x / kScales[i]; });
+  for (std::size_t i = 0; i < kLargest.size(); ++i) {
+    const float scale = kLargest[i] / largest_number;
+    tables[i] = stored_in(dtype, scale, [&](float x) { return x / scale; });
+  }
   return tables;
 }
 
@@ -128,8 +129,8 @@ Tables tables_of(DType dtype) {
 // Kernels multiply with the reciprocal of the scale, which rounds differently from a division.
 std::vector<StoredNumbers> rows_of(DType dtype, float largest_number) {
   std::vector<StoredNumbers> rows;
-  for (int mantissa = 0; mantissa < kMantissas; ++mantissa) {
-    const float scale = magnitude_of(mantissa) / largest_number;
+  for (std::size_t magnitude = 0; magnitude < kMagnitudes; ++magnitude) {
+    const float scale = std::max(source_of(magnitude) / largest_number, 1e-6f);
     const float inverse = 1.0f / scale;
     rows.push_back(stored_in(dtype, scale, [&](float x) { return x * inverse; }));
   }
@@ -138,12 +139,10 @@ std::vector<StoredNumbers> rows_of(DType dtype, float largest_number) {
 
 // Stores elements as e2m1 after multiplication with `inverse`; a stored 1 stands for `unit`.
 void store_e2m1(float inverse, double unit, StoredNumbers& stored) {
-  for (int i = 0; i < 256; ++i) {
-    const float magnitude = magnitude_of(i % kMantissas) * inverse;
-    const int pattern = nearest_e2m1(i < kMantissas ? magnitude : -magnitude);
-    stored.bytes[i] = static_cast<std::uint8_t>(pattern);
-    stored.worth[i] = worth_of_e2m1(pattern) * unit;
-  }
+  for (int pattern = 0; pattern < 16; ++pattern)
+    stored.values[pattern] = worth_of_e2m1(pattern) * unit;
+  for (std::size_t i = 0; i < stored.bytes.size(); ++i)
+    stored.bytes[i] = static_cast<std::uint8_t>(nearest_e2m1(source_of(i) * inverse));
 }
 
 // One table per largest element of a group. Group scales are in units of the layer's, rounded to
@@ -153,15 +152,15 @@ std::vector<StoredNumbers> groups_of(float layer_scale) {
   const float sixth = 1.0f / 6.0f, unit = 1.0f / per_unit;
   const Worths worths = worths_of(DType::fp8_e4m3);
   std::vector<StoredNumbers> groups;
-  for (int mantissa = 0; mantissa < kMantissas; ++mantissa) {
+  for (std::size_t magnitude = 0; magnitude < kMagnitudes; ++magnitude) {
     // The scale maps the largest element to 6, e2m1's largest number.
-    const float wanted = magnitude_of(mantissa) * sixth;
+    const float wanted = source_of(magnitude) * sixth;
     StoredNumbers& group = groups.emplace_back();
     group.scale_bits =
         static_cast<std::uint8_t>(nearest_pattern(DType::fp8_e4m3, worths, per_unit * wanted));
     const auto in_units = static_cast<float>(worths[group.scale_bits]);
     group.scale = in_units * layer_scale;
-    store_e2m1(1.0f / (in_units * unit), double{in_units} * layer_scale, group);
+    store_e2m1(in_units == 0 ? 0 : 1.0f / (in_units * unit), double{in_units} * layer_scale, group);
   }
   return groups;
 }
@@ -177,9 +176,10 @@ int nearest_step(float in_steps) {
 
 const StoredNumbers* stored_numbers(Numbers numbers, DType dtype, std::int64_t layer) {
   if (numbers == Numbers::words) return nullptr;
-  static const Tables e4m3 = tables_of(DType::fp8_e4m3), e5m2 = tables_of(DType::fp8_e5m2),
-                      int8 = tables_of(DType::int8);
-  const auto index = static_cast<std::size_t>(layer) % kScales.size();
+  static const Tables e4m3 = tables_of(DType::fp8_e4m3, 448.0f),
+                      e5m2 = tables_of(DType::fp8_e5m2, 57344.0f),
+                      int8 = tables_of(DType::int8, 127.0f);
+  const auto index = static_cast<std::size_t>(layer) % kLargest.size();
   if (dtype == DType::fp8_e4m3) return &e4m3[index];
   if (dtype == DType::fp8_e5m2) return &e5m2[index];
   return dtype == DType::int8 ? &int8[index] : nullptr;
@@ -220,18 +220,20 @@ double Int4Row::worth(int stored) const {
 // One set of tables per layer scale, for layers in turn.
 const StoredNumbers* numbers_by_group(Numbers numbers, KVQuantMode mode, std::int64_t layer) {
   if (numbers == Numbers::words || mode != KVQuantMode::nvfp4) return nullptr;
-  static const std::array<std::vector<StoredNumbers>, kScales.size()> groups{
-      groups_of(kScales[0]), groups_of(kScales[1]), groups_of(kScales[2]), groups_of(kScales[3])};
-  return groups[static_cast<std::size_t>(layer) % kScales.size()].data();
+  constexpr float kLargestNumber = 448.0f * 6.0f;
+  static const std::array<std::vector<StoredNumbers>, kLargest.size()> groups{
+      groups_of(kLargest[0] / kLargestNumber), groups_of(kLargest[1] / kLargestNumber),
+      groups_of(kLargest[2] / kLargestNumber), groups_of(kLargest[3] / kLargestNumber)};
+  return groups[static_cast<std::size_t>(layer) % kLargest.size()].data();
 }
 
-// The loop finds the smallest power of two that is not below the quotient; elements are in [0.5,
-// 1), so it ends early.
+// The loop finds the smallest power of two that is not below the quotient.
 static std::vector<StoredNumbers> fp8_tiles(bool divides) {
   std::vector<StoredNumbers> tiles;
-  for (int mantissa = 0; mantissa < kMantissas; ++mantissa) {
-    const float largest = magnitude_of(mantissa);
-    const float wanted = divides ? largest / 448.0f : largest * (1.0f / 448.0f);
+  for (std::size_t magnitude = 0; magnitude < kMagnitudes; ++magnitude) {
+    const float largest = source_of(magnitude);
+    const float wanted =
+        divides ? std::max(largest, 1e-4f) / 448.0f : std::max(largest * (1.0f / 448.0f), 1e-4f);
     int exponent = -126;
     while (std::ldexp(1.0f, exponent) < wanted) ++exponent;
     const float scale = std::ldexp(1.0f, exponent);
@@ -245,8 +247,8 @@ static std::vector<StoredNumbers> fp8_tiles(bool divides) {
 static std::vector<StoredNumbers> fp4_tiles() {
   std::vector<StoredNumbers> tiles;
   const Worths worths = worths_of(DType::fp8_e4m3);
-  for (int mantissa = 0; mantissa < kMantissas; ++mantissa) {
-    const float wanted = std::max(magnitude_of(mantissa) * (1.0f / 6.0f), 1.0f / 512.0f);
+  for (std::size_t magnitude = 0; magnitude < kMagnitudes; ++magnitude) {
+    const float wanted = std::max(source_of(magnitude) * (1.0f / 6.0f), 1.0f / 512.0f);
     StoredNumbers& tile = tiles.emplace_back();
     tile.scale_bits = static_cast<std::uint8_t>(nearest_pattern(DType::fp8_e4m3, worths, wanted));
     tile.scale = static_cast<float>(worths[tile.scale_bits]);
@@ -255,19 +257,19 @@ static std::vector<StoredNumbers> fp4_tiles() {
   return tiles;
 }
 
-const StoredNumbers& numbers_of_fp8_tile(std::size_t mantissa, bool divides) {
+const StoredNumbers& numbers_of_fp8_tile(std::size_t magnitude, bool divides) {
   static const std::vector<StoredNumbers> products = fp8_tiles(false), quotients = fp8_tiles(true);
-  return (divides ? quotients : products)[mantissa];
+  return (divides ? quotients : products)[magnitude];
 }
 
-const StoredNumbers& numbers_of_fp4_tile(std::size_t mantissa) {
+const StoredNumbers& numbers_of_fp4_tile(std::size_t magnitude) {
   static const std::vector<StoredNumbers> tiles = fp4_tiles();
-  return tiles[mantissa];
+  return tiles[magnitude];
 }
 
 E4m3 e4m3_of_source(std::size_t index) {
   static const StoredNumbers whole = stored_in(DType::fp8_e4m3, 1.0f, [](float x) { return x; });
-  return {whole.bytes[index], whole.worth[index]};
+  return {whole.bytes[index], whole.worth(index)};
 }
 
 namespace {
@@ -282,30 +284,29 @@ Tiles tiles_of(LatentFormat format) {
   return {512, format == LatentFormat::fp8_656 ? 128 : 16};
 }
 
+// source_index() of element i of the row.
+std::size_t index_of_source(std::uint64_t key, std::int64_t i) {
+  const auto at = static_cast<std::uint64_t>(i);
+  return source_index(row_word(key, at / 4, {}) >> 16 * (at % 4));
+}
+
 // The stored numbers of the tile [first, first + tile): they follow from its largest element.
 const StoredNumbers& numbers_of_tile(std::uint64_t key, LatentFormat format, std::int64_t first,
                                      std::int64_t tile) {
-  float largest = 0;
+  std::size_t largest = 0;
   for (std::int64_t i = first; i < first + tile; ++i)
-    largest = std::max(largest, std::abs(source_number(key, static_cast<std::uint64_t>(i))));
-  const auto mantissa = static_cast<std::size_t>((largest - 0.5f) * 256);
+    largest = std::max(largest, index_of_source(key, i) % kMagnitudes);
   switch (format) {
     case LatentFormat::fp8_656:
-      return numbers_of_fp8_tile(mantissa, false);
+      return numbers_of_fp8_tile(largest, false);
     case LatentFormat::fp8_584:
-      return numbers_of_fp8_tile(mantissa, true);
+      return numbers_of_fp8_tile(largest, true);
     default:
-      return numbers_of_fp4_tile(mantissa);
+      return numbers_of_fp4_tile(largest);
   }
 }
 
-// bf16_index() of element i of the row, before quantization.
-std::size_t index_of_source(std::uint64_t key, std::int64_t i) {
-  const auto at = static_cast<std::uint64_t>(i);
-  return bf16_index(row_word(key, at / 4, word_shape(DType::bf16)) >> 16 * (at % 4));
-}
-
-// Visits the latent's elements: number in the row, bf16_index(), and the tile's stored numbers.
+// Visits the latent's elements: number in the row, source_index(), and the tile's stored numbers.
 template <class Visit>
 void for_each_latent(std::uint64_t key, LatentFormat format, Visit visit) {
   const Tiles tiles = tiles_of(format);
@@ -374,7 +375,7 @@ void draw_latent_row(std::uint64_t key, LatentFormat format, std::span<std::uint
       row[rope + i] = e4m3_of_source(index).bits;
       continue;
     }
-    const std::size_t bits = (index & 0x80) << 8 | 0x3F00 | (index & 0x7F);
+    const std::uint32_t bits = source_bits(index);
     row[rope + 2 * i] = static_cast<std::uint8_t>(bits);
     row[rope + 2 * i + 1] = static_cast<std::uint8_t>(bits >> 8);
   }
@@ -384,7 +385,7 @@ void draw_latent_row(std::uint64_t key, LatentFormat format, std::span<std::uint
 void decode_latent_row(std::uint64_t key, LatentFormat format, std::span<double> row) {
   LS_CHECK(std::ssize(row) == latent_elements(format), "{} elements", row.size());
   for_each_latent(key, format, [&](std::int64_t i, std::size_t index, const StoredNumbers& tile) {
-    row[i] = tile.worth[index];
+    row[i] = tile.worth(index);
   });
   for (std::int64_t i = tiles_of(format).latent; i < std::ssize(row); ++i)
     row[i] = format == LatentFormat::fp4_352

@@ -7,9 +7,9 @@
 //     a scale and rounded to nearest, ties to even (int8: ties away from zero). The scale is the
 //     layer's, or the row's own, which follows from its largest element and is stored after the
 //     row.
-// (3) Rounding searches the nearest of all patterns of the format, once for each of the 256 numbers
-//     that a bf16 element can be; no kernel rounds this way, so the two are independent. Rows with
-//     their own scales have 128 tables, one per possible largest element.
+// (3) Rounding searches the nearest of all patterns of the format, once for each of the 1,024
+//     numbers that an element can be before quantization; no kernel rounds this way, so the two are
+//     independent. Rows with their own scales have 512 tables, one per possible largest element.
 // (4) nvfp4: e2m1 elements, two per byte, with an e4m3 scale for every 16 elements of a row, in
 //     units of the layer's scale. The scale follows from the largest of the 16.
 // (5) int4: whole numbers from 0 to 15, two per byte, with a scale and a zero per row, which follow
@@ -29,22 +29,33 @@
 
 namespace lockstep {
 
-// The stored form of every bf16 number in +-[0.5, 1), by bf16_index(): sign in bit 7, mantissa
-// below.
+// Elements before quantization: bf16 numbers with four exponents, so that the stored elements
+// saturate, are in the middle of the format, are among its smallest, and are 0. The masks are those
+// of rule (13). source_index() has the sign in bit 9 and the magnitude below, in order.
+inline constexpr std::uint64_t kSourceKeep = 0x8A7F, kSourceSet = 0x3500;
+inline constexpr std::size_t kMagnitudes = 512;
+constexpr std::size_t source_index(std::uint64_t bits) {
+  return (bits >> 6 & 0x200) | (bits >> 3 & 0x100) | (bits >> 2 & 0x80) | (bits & 0x7F);
+}
+constexpr std::uint32_t source_bits(std::size_t index) {
+  return static_cast<std::uint32_t>((index & 0x200) << 6 | (index & 0x100) << 3 |
+                                    (index & 0x80) << 2 | (index & 0x7F) | kSourceSet);
+}
+
+// The stored form of every number before quantization, by source_index().
 struct StoredNumbers {
   float scale = 1;
-  std::uint8_t scale_bits = 0;            // nvfp4: the e4m3 pattern of a group's scale
-  std::array<std::uint8_t, 256> bytes{};  // the stored pattern
-  std::array<double, 256> worth{};        // its value, scale included
+  std::uint8_t scale_bits = 0;                        // nvfp4: the e4m3 pattern of a group's scale
+  std::array<std::uint8_t, 2 * kMagnitudes> bytes{};  // the stored pattern
+  std::array<double, 256> values{};                   // by pattern, scale included
+  double worth(std::size_t index) const { return values[bytes[index]]; }
 };
 
 // The table of a layer whose rows share one scale; null: rows are stored as generated. `layer` as
 // in rule (1): neighbouring layers have different scales.
 const StoredNumbers* stored_numbers(Numbers numbers, DType dtype, std::int64_t layer);
 
-inline constexpr int kMantissas = 128;  // of a bf16 number in [0.5, 1)
-// Tables [kMantissas] by the mantissa of a row's largest element; null: rows have no scales of
-// their own.
+// Tables [kMagnitudes] by a row's largest magnitude; null: rows have no scales of their own.
 const StoredNumbers* numbers_by_largest(Numbers numbers, KVQuantMode mode);
 // The scale and zero of an int4 row with given extremes.
 struct Int4Row {
@@ -59,18 +70,18 @@ struct Int4Row {
 // Rounds in fp32 as the kernels do. A row of equal elements gets the smallest scale, 1e-6.
 Int4Row int4_row(float lowest, float highest);
 
-// Tables [kMantissas] by the mantissa of the largest of 16 elements; null: groups have no scales.
+// Tables [kMagnitudes] by the largest magnitude of 16 elements; null: groups have no scales.
 // `bytes` are then four bits wide.
 const StoredNumbers* numbers_by_group(Numbers numbers, KVQuantMode mode, std::int64_t layer);
 
-// Tables of the tiles of rows in byte layouts, by the mantissa of a tile's largest element. `bytes`
-// of fp4 are four bits wide. fp8: the scale is the smallest power of two that is at least the
+// Tables of the tiles of rows in byte layouts, by a tile's largest magnitude. `bytes` of fp4 are
+// four bits wide. fp8: the scale is the smallest power of two that is at least the
 // largest element / 448; `scale_bits` is its exponent, biased by 127. `divides`: the quotient is
 // computed by division, otherwise by multiplication with 1 / 448, which rounds differently.
-const StoredNumbers& numbers_of_fp8_tile(std::size_t mantissa, bool divides);
+const StoredNumbers& numbers_of_fp8_tile(std::size_t magnitude, bool divides);
 // The scale is e4m3(largest element * (1 / 6)), at least 1 / 512: e4m3's smallest number.
-const StoredNumbers& numbers_of_fp4_tile(std::size_t mantissa);
-// e4m3 without a scale, by bf16_index().
+const StoredNumbers& numbers_of_fp4_tile(std::size_t magnitude);
+// e4m3 without a scale, by source_index().
 struct E4m3 {
   std::uint8_t bits = 0;
   double worth = 0;

@@ -71,30 +71,35 @@
 //     of the step. The targets of a step's loads are distinct, and so are those of its stores. A
 //     load from a host block that a store of the same step fills reads the bytes before the store.
 // (13) Real numbers (BackendConfig::numbers). Rows of bf16, fp16, fp32 are those of rule (1).
-//     Caches of fp8_e4m3, fp8_e5m2, int8 receive rows that rule (1) makes in bf16, each element
-//     divided by the layer's scale in fp32, rounded to nearest, ties to even (int8: ties away from
-//     zero). The scale is 0.0081, 0.0085, 0.0089, 0.0093 for layer modulo 4 = 0, 1, 2, 3, with
-//     `layer` as in rule (1) on every rank. With a scale per token and head (int8_per_token_head,
-//     fp8_per_token_head), the scale is the row's largest |element| divided by 127 (fp8: 448); an
-//     element is stored as element * (1 / scale), each operation in fp32, then rounded likewise.
-//     The fp32 scale follows the row's elements. int4_per_token_head: with lo and hi the row's
-//     extremes, scale = max((hi - lo) / 15, 1e-6) and zero = n(-lo / scale); elements are stored as
-//     n(element * (1 / scale) + zero), two per byte, the even one in its low half, n to nearest,
-//     ties away from zero, clamped to 0 to 15. The zero replaces the scale's lowest four bits,
-//     which read as 0 in (stored - zero) * scale. nvfp4, with s the layer's scale and g = 1 / s:
-//     16 elements of a row share the scale e4m3(g * (their largest |element| * (1/6))), and are
-//     stored as e2m1(element * (1 / (scale * (1 / g)))), two per byte, the even one in its low
-//     half, each operation in fp32. A block in its layer (dense, or the run is refused) starts with
-//     the elements of all its K rows, then their scales, then those of V, each in the order that
-//     rows of words have. Rows of MLA in byte layouts hold a latent in tiles and a rope of 64, made
-//     in bf16. 656 bytes: 512 e4m3 elements x / scale, an fp32 scale per 128 elements, the rope.
-//     584 bytes: 448 such elements and the rope; after these 576 bytes of all rows of a page come 8
+//     Quantised caches receive rows that rule (1) makes in bf16 with the masks 0x8A7F/0x3500: four
+//     exponents, from which stored elements saturate, are in the middle of the format, are among
+//     its smallest, and are 0. fp8_e4m3, fp8_e5m2, int8: each element is divided by the layer's
+//     scale in fp32, rounded to nearest, ties to even (int8: ties away from zero), and saturates at
+//     448, 57344, -128 and 127. The scale is 0.81, 0.85, 0.89, 0.93 for layer modulo 4 = 0, 1, 2,
+//     3, divided in fp32 by 448, 57344, 127 (nvfp4: 2688), with `layer` as in rule (1) on every
+//     rank. With a scale per token and head (int8_per_token_head, fp8_per_token_head), the scale is
+//     the row's largest |element| divided by 127 (fp8: 448), at least 1e-6; an element is stored as
+//     element * (1 / scale), each operation in fp32, then rounded likewise. The fp32 scale follows
+//     the row's elements. int4_per_token_head: with lo and hi the row's extremes, scale = max((hi -
+//     lo) / 15, 1e-6) and zero = n(-lo / scale); elements are stored as n(element * (1 / scale) +
+//     zero), two per byte, the even one in its low half, n to nearest, ties away from zero, clamped
+//     to 0 to 15. The zero replaces the scale's lowest four bits, which read as 0 in (stored -
+//     zero) * scale. nvfp4, with s the layer's scale and g = 1 / s: 16 elements of a row share the
+//     scale e4m3(g * (their largest |element| * (1/6))), and are stored as e2m1(element * (1 /
+//     (scale * (1 / g)))), 0 where the scale is 0, two per byte, the even one in its low half, each
+//     operation in fp32. A block in its layer (dense, or the run is refused) starts with the
+//     elements of all its K rows, then their scales, then those of V, each in the order that rows
+//     of words have. Rows of MLA in byte layouts hold a latent in tiles and a rope of 64, made in
+//     bf16. 656 bytes: 512 e4m3 elements x / scale, an fp32 scale per 128 elements, the rope. 584
+//     bytes: 448 such elements and the rope; after these 576 bytes of all rows of a page come 8
 //     bytes per row, the exponents + 127 of the scales of every 64 elements and a 0. These scales
 //     are the least powers of two not below max(largest * (1/448), 1e-4) and max(largest, 1e-4) /
 //     448. 352 bytes: 512 e2m1 elements x * (1 / scale), two per byte, the rope in e4m3, and the
-//     scales e4m3(max(largest * (1/6), 2^-9)) of every 16 elements, that of tile t at byte
-//     320 + 8 (t mod 4) + t / 4. Rule (5) takes stored elements times scales. Its range follows
-//     from the layer's kind and the query's position last - 1; `first` agrees with it.
+//     scales e4m3(max(largest * (1/6), 2^-9)) of every 16 elements, that of tile t at byte 320 + 8
+//     (t mod 4) + t / 4. Rule (5) takes stored elements times scales. Its range follows from the
+//     layer's kind and the query's position last - 1; `first` agrees with it.
+//     In a query whose content is a multiple of 8, the first element of every row is 4096 times
+//     that of rule (1): its scores exceed the range of exp() in fp32.
 // (14) Tensor and pipeline parallelism. BackendConfig::plan is the whole model's; its num_blocks is
 //     that of every rank. A backend derives its rank's own plan from it: the same groups and block
 //     sizes, but its own heads, states, layers, tensors and pages (reference/plan/rank_plan.h

@@ -258,10 +258,12 @@ std::int64_t ProbePlanner::add_query(StepProgram& program, RequestId id, const C
   const std::int64_t rows_read = rows_of(layer, std::ssize(contents));
   // The tolerance depends on the number of rows and the head size, since rounding errors of a
   // softmax grow with both. A narrower output type adds its own rounding.
-  const auto tolerance_of =
-      config_.numbers == Numbers::real ? real_attention_tolerance : attention_tolerance;
-  const double tolerance =
-      tolerance_of(layer.head_size, std::ssize(contents)) + rounding_tolerance(query_plan_.dtype);
+  const std::int64_t positions = std::ssize(contents);
+  const double of_sums = config_.numbers == Numbers::real
+                             ? real_attention_tolerance(layer.head_size, positions,
+                                                        first_factor_of(Numbers::real, query))
+                             : attention_tolerance(layer.head_size, positions);
+  const double tolerance = of_sums + rounding_tolerance(query_plan_.dtype);
   const std::int64_t elements =
       layer.num_kv_heads * layer.share.queries_per_kv * std::int64_t{layer.head_size};
   for (std::int32_t kv_head = 0; kv_head < layer.num_kv_heads; ++kv_head)
@@ -282,6 +284,7 @@ void ProbePlanner::expect(std::int64_t piece, int member) {
   const auto elements = static_cast<std::size_t>(layer.share.queries_per_kv * layer.head_size);
   attend(layer, kv_head, query.contents, query.query, layer.share.queries_per_kv,
          decoded_rows_[static_cast<std::size_t>(member)], query_plan_.dtype,
+         first_factor_of(config_.numbers, query.query),
          std::span(query.output).subspan(static_cast<std::size_t>(kv_head) * elements, elements));
 }
 

@@ -141,6 +141,22 @@ TEST(ConfigReader, Float32IsServedInBfloat16AndFloat16StaysIt) {
   }
 }
 
+// vLLM falls back from a type of torch that it does not serve; another word fails in transformers.
+TEST(ConfigReader, ADtypeThatIsNotServedIsNamed) {
+  const auto with = [](std::string_view dtype) {
+    return llama_with(fmt::format("\"torch_dtype\": \"{}\"", dtype));
+  };
+  for (const char* dtype : {"int8", "float64"}) {
+    const auto model = model_from_hf_config(with(dtype), "config.json");
+    ASSERT_TRUE(model) << model.error().message;
+    EXPECT_EQ(model->assumptions.at(0),
+              fmt::format("dtype {} is not served: the engine falls back to bf16", dtype));
+  }
+  for (const char* dtype : {"torch.bfloat16", "bf16"})
+    EXPECT_NE(refusal_of(with(dtype)).find(fmt::format("dtype '{}' is no type of torch", dtype)),
+              std::string::npos);
+}
+
 // As get_kv_cache_quant_algo_string() of vLLM 0.33.0 answers; its warnings and errors are refusals.
 TEST(ConfigReader, AQuantizedCheckpointAsksForItsCacheFormat) {
   for (const auto& [config, format] : {
@@ -292,6 +308,33 @@ TEST(ConfigReader, QueryHeadsThatKvHeadsDoNotDivideAreRefused) {
   const std::string reason = refusal_of(R"({"architectures": ["Qwen2MoeForCausalLM"],
       "model_type": "qwen2_moe", "num_attention_heads": 2, "num_key_value_heads": 4})");
   EXPECT_NE(reason.find("num_attention_heads 2 is not divisible"), std::string::npos) << reason;
+}
+
+// vLLM divides by the heads. Without head_dim, Llama's class refuses heads that do not divide the
+// hidden size; Qwen2's does not.
+TEST(ConfigReader, HeadsAreAtLeastOneAndDivideTheHiddenSizeWhereTheClassSaysSo) {
+  const auto heads_of = [](std::string_view type, std::string_view keys) {
+    return fmt::format(R"({{"architectures": ["LlamaForCausalLM"], "model_type": "{}", {}}})", type,
+                       keys);
+  };
+  for (const auto& [keys, reason] :
+       {std::pair{R"("num_key_value_heads": 0)", "num_key_value_heads is 0"},
+        std::pair{R"("num_attention_heads": 0, "num_key_value_heads": 8, "head_dim": 96)",
+                  "num_attention_heads is 0"},
+        std::pair{R"("hidden_size": 4100, "num_attention_heads": 40, "head_dim": null)",
+                  "hidden_size 4100 is not divisible by num_attention_heads 40"}})
+    EXPECT_NE(refusal_of(heads_of("llama", keys)).find(reason), std::string::npos) << keys;
+  EXPECT_FALSE(layers_of(heads_of("qwen2", R"("hidden_size": 4100, "num_attention_heads": 40,
+      "num_key_value_heads": 8)"))
+                   .empty());
+}
+
+// transformers assigns num_attention_heads after n_head.
+TEST(ConfigReader, AKeyCountsBeforeItsAlias) {
+  const LayerSpecs layers = layers_of(R"({"architectures": ["BloomForCausalLM"], "model_type":
+      "bloom", "n_head": 8, "num_attention_heads": 16, "n_layer": 1, "hidden_size": 1024})");
+  ASSERT_EQ(layers.size(), 1u);
+  EXPECT_EQ(layers[0].spec.num_kv_heads, 16);
 }
 
 TEST(ConfigReader, MambaAttentionAndNothingByAPattern) {

@@ -64,11 +64,13 @@ class RowScales(Sdpa):
 
     def as_nvfp4(self, layer_scale, x):
         groups, inverse = x.unflatten(-1, (-1, 16)), 1 / layer_scale
-        scale = (inverse * (groups.abs().amax(-1) * (1 / 6))).to(torch.float8_e4m3fn)
-        y = groups * (1 / (scale.float() * (1 / inverse)))[..., None]
+        scale = inverse * (groups.abs().amax(-1) * (1 / 6))
+        scale = scale.clamp(max=448).to(torch.float8_e4m3fn)
+        factor = torch.where(scale.float() == 0, 0, 1 / (scale.float() * (1 / inverse)))
+        y = groups * factor[..., None]
         above = torch.where(torch.arange(7) % 2 == 0, y.abs()[..., None] > TIES,
                             y.abs()[..., None] >= TIES)  # fmt: skip
-        codes = above.sum(-1) | (y < 0) * 8
+        codes = above.sum(-1) | torch.signbit(y) * 8
         return packed(codes.flatten(-2)), scale
 
     def attend(self, layer, query, kv_cache, *rest):

@@ -105,3 +105,44 @@ class InBf16(Sdpa):
 
 class ForgetsTheNewestInBf16(ForgetsTheNewest):
     query_dtype = "bf16"
+
+
+class ClampsAt127(Sdpa):
+    """Quantises to e4m3 with the limit of int8."""
+
+    def quantised(self, x):
+        return x.clamp(-127, 127)
+
+    def write(self, layer, key, value, kv_cache, slot_mapping):
+        scale = layer.k_scale
+        rows = (self.quantised(one.float() / scale) * scale for one in (key, value))
+        super().write(layer, *rows, kv_cache, slot_mapping)
+
+
+class NanAbove448(ClampsAt127):
+    def quantised(self, x):
+        return torch.where(x.abs() > 448, torch.nan, x)
+
+
+class DropsSmallNumbers(ClampsAt127):
+    def quantised(self, x):
+        return torch.where(x.abs() < 50, 0.0, x)
+
+
+class SubtractsNoMaximum(Sdpa):
+    """Decodes and chunks without windows; weights overflow where scores exceed 88."""
+
+    def attend(self, layer, query, kv_cache, block_table, seq_lens, query_start_loc):
+        output, size = torch.empty_like(query), kv_cache.shape[2]
+        for i, length in enumerate(seq_lens.tolist()):
+            begin, end = query_start_loc[i : i + 2].tolist()
+            position = torch.arange(length)
+            k, v = kv_cache[:, block_table[i, position // size], position % size].float()
+            groups = query.shape[1] // k.shape[1]
+            k, v = (one.repeat_interleave(groups, 1).transpose(0, 1) for one in (k, v))
+            scores = query[begin:end].transpose(0, 1) @ k.transpose(1, 2) * layer.scale
+            seen = torch.arange(length - (end - begin), length)[:, None] + 1
+            weights = scores.exp() * (position < seen)
+            out = weights @ v / weights.sum(-1, keepdim=True)
+            output[begin:end] = out.transpose(0, 1)
+        return output

@@ -471,7 +471,7 @@ TEST(AttentionOracle, OnePositionIsItsOwnValue) {
   for (std::int32_t kv_head = 0; kv_head < 2; ++kv_head) {
     const auto attended = [&] {
       std::vector<double> output(2 * 16);
-      attend(layer, kv_head, contents, 7, 2, decoded, DType::fp32, output);
+      attend(layer, kv_head, contents, 7, 2, decoded, DType::fp32, 1, output);
       return output;
     };
     const std::vector<double> output = attended();

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -17,29 +18,58 @@ namespace {
 
 constexpr DType kStored[] = {DType::fp8_e4m3, DType::fp8_e5m2, DType::int8};
 
+// source_index() of 0.5 and 0.75. The next lower exponents are those of 2^-5, 2^-17 and 2^-21.
+constexpr std::size_t kHalf = 384, kThreeQuarters = kHalf + 64;
+
+float source_of(std::size_t index) { return std::bit_cast<float>(source_bits(index) << 16); }
+std::size_t index_of(std::uint64_t key, std::uint64_t i) {
+  return source_index(row_word(key, i / 4, {}) >> 16 * (i % 4));
+}
+
+// Between the format's numbers next to x.
+double step_at(DType dtype, double x) {
+  if (dtype == DType::int8) return 1;
+  const bool e4m3 = dtype == DType::fp8_e4m3;
+  return std::exp2(std::max(std::floor(std::log2(x)), e4m3 ? -6.0 : -14.0) - (e4m3 ? 3 : 2));
+}
+
 TEST(Numbers, OfOneHalfAreKnownByHand) {
-  // 0.5 / 0.0081 = 61.7: 60 in e4m3 (0x67: 1.875 * 2^5), 64 in e5m2 (0x54), 62 in int8.
-  EXPECT_EQ(stored_numbers(Numbers::real, DType::fp8_e4m3, 0)->bytes[0], 0x67);
-  EXPECT_EQ(stored_numbers(Numbers::real, DType::fp8_e5m2, 0)->bytes[0], 0x54);
-  EXPECT_EQ(stored_numbers(Numbers::real, DType::int8, 0)->bytes[0], 62);
-  EXPECT_EQ(stored_numbers(Numbers::real, DType::int8, 0)->bytes[128], 0x100 - 62);
-  EXPECT_NEAR(stored_numbers(Numbers::real, DType::int8, 0)->worth[0], 62 * 0.0081, 1e-7);
+  // 0.5 * 448 / 0.81 = 276.5: 288 in e4m3 (0x79: 1.125 * 2^8); 0.5 * 57344 / 0.81 = 35398: 2^15 in
+  // e5m2 (0x78); 0.5 * 127 / 0.81 = 78.4.
+  const StoredNumbers& e4m3 = *stored_numbers(Numbers::real, DType::fp8_e4m3, 0);
+  const StoredNumbers& e5m2 = *stored_numbers(Numbers::real, DType::fp8_e5m2, 0);
+  const StoredNumbers& int8 = *stored_numbers(Numbers::real, DType::int8, 0);
+  EXPECT_EQ(e4m3.bytes[kHalf], 0x79);
+  EXPECT_EQ(e5m2.bytes[kHalf], 0x78);
+  EXPECT_EQ(int8.bytes[kHalf], 78);
+  EXPECT_EQ(int8.bytes[kHalf + kMagnitudes], 0x100 - 78);
+  EXPECT_NEAR(int8.worth(kHalf), 78 * 0.81 / 127, 1e-7);
+  // 255/256 is above 0.93: every format saturates. 2^-17 is 2.2 of e4m3's smallest numbers, 2^-21
+  // is 0 and keeps its sign.
+  EXPECT_EQ(e4m3.bytes[kMagnitudes - 1], 0x7E);
+  EXPECT_EQ(e5m2.bytes[kMagnitudes - 1], 0x7B);
+  EXPECT_EQ(int8.bytes[kMagnitudes - 1], 127);
+  EXPECT_EQ(int8.bytes[2 * kMagnitudes - 1], 0x80);
+  EXPECT_EQ(e4m3.bytes[128], 2);
+  EXPECT_EQ(e4m3.bytes[0], 0);
+  EXPECT_EQ(e4m3.bytes[kMagnitudes], 0x80);
+  EXPECT_EQ(int8.bytes[kMagnitudes], 0);
 }
 
 TEST(Numbers, AreWithinHalfAStepOfTheFormatAndInOrder) {
   for (const DType dtype : kStored)
     for (std::int64_t layer = 0; layer < 8; ++layer) {
       const StoredNumbers& stored = *stored_numbers(Numbers::real, dtype, layer);
-      const double step = dtype == DType::int8       ? 1.0
-                          : dtype == DType::fp8_e4m3 ? 8.0
-                                                     : 16.0;  // between numbers from 64 on
-      for (std::size_t i = 0; i < 128; ++i) {
-        const double x = 0.5 + static_cast<double>(i) / 256;
-        EXPECT_LE(std::abs(stored.worth[i] - x), step / 2 * stored.scale * 1.000001);
-        EXPECT_EQ(stored.worth[i + 128], -stored.worth[i]);
-        EXPECT_LE(stored.worth[i], kStoredMax);
+      const double largest = stored.worth(kMagnitudes - 1);
+      for (std::size_t i = 0; i < kMagnitudes; ++i) {
+        const double x = std::min<double>(source_of(i), largest);
+        const double step = step_at(dtype, x / stored.scale);
+        EXPECT_LE(std::abs(stored.worth(i) - x), step / 2 * stored.scale * 1.000001);
+        EXPECT_NEAR(stored.worth(i + kMagnitudes), -stored.worth(i),
+                    dtype == DType::int8 && x == largest ? stored.scale * 1.01 : 0);
+        EXPECT_LE(stored.worth(i), kStoredMax);
         if (i > 0) {
-          EXPECT_GE(stored.worth[i], stored.worth[i - 1]);
+          EXPECT_GE(stored.worth(i), stored.worth(i - 1));
         }
       }
     }
@@ -62,33 +92,33 @@ TEST(Numbers, AreMadeForQuantisedCachesAlone) {
 TEST(Numbers, FillAWordWithEightElementsInOrder) {
   const StoredNumbers& stored = *stored_numbers(Numbers::real, DType::int8, 3);
   const WordShape shape{.stored = &stored};
-  const WordShape bf16 = word_shape(DType::bf16);
   for (std::uint64_t i = 0; i < 4; ++i)
     for (std::uint64_t e = 0; e < 8; ++e) {
       const std::uint64_t element = 8 * i + e;
-      const double x = row_element(77, static_cast<std::int64_t>(element), DType::bf16);
-      const std::uint64_t bits = row_word(77, element / 4, bf16) >> 16 * (element % 4);
-      EXPECT_EQ(std::signbit(x), (bits & 0x8000) != 0);
+      const float x = source_number(77, element);
+      EXPECT_EQ(std::signbit(x),
+                (row_word(77, element / 4, {}) >> 16 * (element % 4) & 0x8000) != 0);
       const auto byte = static_cast<std::uint8_t>(row_word(77, i, shape) >> 8 * e);
-      EXPECT_EQ(static_cast<std::int8_t>(byte), std::round(static_cast<float>(x) / stored.scale));
+      EXPECT_EQ(static_cast<std::int8_t>(byte),
+                std::clamp(std::round(x / stored.scale), -128.0f, 127.0f));
     }
 }
 
 // 0.75 is the largest element: 0.75 / 127 is the scale, 0.5 / scale = 84.7 and 0.75 is 127 itself.
 TEST(Numbers, OfARowWithAScaleOfItsOwnAreKnownByHand) {
   const StoredNumbers& int8 =
-      numbers_by_largest(Numbers::real, KVQuantMode::int8_per_token_head)[64];
+      numbers_by_largest(Numbers::real, KVQuantMode::int8_per_token_head)[kThreeQuarters];
   EXPECT_EQ(int8.scale, 0.75f / 127);
-  EXPECT_EQ(int8.bytes[0], 85);
-  EXPECT_EQ(int8.bytes[64], 127);
-  EXPECT_EQ(int8.bytes[64 + 128], 0x100 - 127);
+  EXPECT_EQ(int8.bytes[kHalf], 85);
+  EXPECT_EQ(int8.bytes[kThreeQuarters], 127);
+  EXPECT_EQ(int8.bytes[kThreeQuarters + kMagnitudes], 0x100 - 127);
   // 0.75 * 448 / 0.75 = 448 (0x7E), 0.5 * 448 / 0.75 = 298.7: 288 in e4m3 (0x79: 1.125 * 2^8).
   const StoredNumbers& e4m3 =
-      numbers_by_largest(Numbers::real, KVQuantMode::fp8_per_token_head)[64];
+      numbers_by_largest(Numbers::real, KVQuantMode::fp8_per_token_head)[kThreeQuarters];
   EXPECT_EQ(e4m3.scale, 0.75f / 448);
-  EXPECT_EQ(e4m3.bytes[64], 0x7E);
-  EXPECT_EQ(e4m3.bytes[0], 0x79);
-  EXPECT_NEAR(e4m3.worth[0], 288 * 0.75 / 448, 1e-7);
+  EXPECT_EQ(e4m3.bytes[kThreeQuarters], 0x7E);
+  EXPECT_EQ(e4m3.bytes[kHalf], 0x79);
+  EXPECT_NEAR(e4m3.worth(kHalf), 288 * 0.75 / 448, 1e-7);
 }
 
 TEST(Numbers, OfARowWithAScaleOfItsOwnReachTheEndOfTheFormatAndNoFarther) {
@@ -96,15 +126,17 @@ TEST(Numbers, OfARowWithAScaleOfItsOwnReachTheEndOfTheFormatAndNoFarther) {
        {KVQuantMode::int8_per_token_head, KVQuantMode::fp8_per_token_head}) {
     const StoredNumbers* rows = numbers_by_largest(Numbers::real, mode);
     const bool int8 = mode == KVQuantMode::int8_per_token_head;
-    for (std::size_t largest = 0; largest < kMantissas; ++largest) {
-      const double top = 0.5 + static_cast<double>(largest) / 256;
+    EXPECT_EQ(rows[255].scale, 1e-6f) << "below it no scale is smaller";
+    for (std::size_t largest = 256; largest < kMagnitudes; ++largest) {
+      const double top = source_of(largest);
       EXPECT_EQ(rows[largest].bytes[largest], int8 ? 127 : 0x7E);
-      EXPECT_NEAR(rows[largest].worth[largest], top, top * 1e-6);
-      EXPECT_LE(rows[largest].worth[largest], kStoredMax);
-      const double step = int8 ? 1 : 32;  // between the format's largest numbers
+      EXPECT_NEAR(rows[largest].worth(largest), top, top * 1e-6);
+      EXPECT_LE(rows[largest].worth(largest), kStoredMax);
+      const DType dtype = int8 ? DType::int8 : DType::fp8_e4m3;
       for (std::size_t i = 0; i <= largest; ++i)
-        EXPECT_LE(std::abs(rows[largest].worth[i] - (0.5 + static_cast<double>(i) / 256)),
-                  step / 2 * rows[largest].scale * 1.000001);
+        EXPECT_LE(std::abs(rows[largest].worth(i) - source_of(i)),
+                  step_at(dtype, source_of(i) / rows[largest].scale) / 2 * rows[largest].scale *
+                      1.000001);
     }
     EXPECT_EQ(numbers_by_largest(Numbers::words, mode), nullptr);
   }
@@ -125,40 +157,43 @@ TEST(Numbers, OfARowWithAScaleOfItsOwnHaveItBehindThem) {
       std::vector<std::uint8_t> row(elements + 4);
       for (std::uint64_t i = 0; i < row.size(); ++i)
         row[i] = static_cast<std::uint8_t>(row_word(key, i / 8, shape) >> 8 * (i % 8));
-      for (std::uint64_t i = 0; i < elements; ++i) {
-        const double x = row_element(key, static_cast<std::int64_t>(i), DType::bf16);
-        largest = std::max(largest, static_cast<float>(std::abs(x)));
-      }
+      for (std::uint64_t i = 0; i < elements; ++i)
+        largest = std::max(largest, std::abs(source_number(key, i)));
       float scale = 0;
       std::memcpy(&scale, row.data() + elements, sizeof scale);
-      EXPECT_EQ(scale, largest / 127);
+      EXPECT_EQ(scale, std::max(largest / 127, 1e-6f));
       for (std::uint64_t i = 0; i < elements; ++i) {
-        const double x = row_element(key, static_cast<std::int64_t>(i), DType::bf16);
+        const double x = source_number(key, i);
         EXPECT_NEAR(static_cast<std::int8_t>(row[i]) * scale, x, scale * 0.5001);
       }
     }
 }
 
-// 0.75 / 6 = 0.125, in units of 0.0081 15.4: 15 in e4m3 (0x57: 1.875 * 2^3). An element of 0.75 is
-// 6.17 units, stored as 6 (7), one of 0.5 is 4.1: 4 (6).
+// 0.75 / 6 = 0.125, in units of 0.81 / 2688 414.8: 416 in e4m3 (0x7D: 1.625 * 2^8). An element of
+// 0.75 is 5.98 units, stored as 6 (7), one of 0.5 is 3.99: 4 (6). A group of 2^-21 has the scale 0.
 TEST(Numbers, OfAGroupAreKnownByHand) {
-  const StoredNumbers& group = numbers_by_group(Numbers::real, KVQuantMode::nvfp4, 0)[64];
-  EXPECT_EQ(group.scale_bits, 0x57);
-  EXPECT_EQ(group.bytes[64], 7);
-  EXPECT_EQ(group.bytes[0], 6);
-  EXPECT_EQ(group.bytes[64 + 128], 15);
-  EXPECT_NEAR(group.worth[0], 4 * 15 * 0.0081, 1e-7);
+  const StoredNumbers& group =
+      numbers_by_group(Numbers::real, KVQuantMode::nvfp4, 0)[kThreeQuarters];
+  EXPECT_EQ(group.scale_bits, 0x7D);
+  EXPECT_EQ(group.bytes[kThreeQuarters], 7);
+  EXPECT_EQ(group.bytes[kHalf], 6);
+  EXPECT_EQ(group.bytes[kThreeQuarters + kMagnitudes], 15);
+  EXPECT_NEAR(group.worth(kHalf), 4 * 416 * 0.81 / 2688, 1e-7);
+  const StoredNumbers& zeros = numbers_by_group(Numbers::real, KVQuantMode::nvfp4, 0)[0];
+  EXPECT_EQ(zeros.scale_bits, 0);
+  EXPECT_EQ(zeros.bytes[0], 0);
 }
 
 TEST(Numbers, OfAGroupAreWithinAStepAndTheLargestOfThemIsWithinASixteenth) {
   for (std::int64_t layer = 0; layer < 4; ++layer) {
     const StoredNumbers* groups = numbers_by_group(Numbers::real, KVQuantMode::nvfp4, layer);
-    for (std::size_t largest = 0; largest < kMantissas; ++largest)
+    for (std::size_t largest = 128; largest < kMagnitudes; ++largest)
       for (std::size_t i = 0; i <= largest; ++i) {
-        const double x = 0.5 + static_cast<double>(i) / 256;
-        EXPECT_LE(std::abs(groups[largest].worth[i]), kStoredMax);
-        EXPECT_EQ(groups[largest].worth[i + 128], -groups[largest].worth[i]);
-        EXPECT_LE(std::abs(groups[largest].worth[i] - x), groups[largest].scale * 1.01);
+        const StoredNumbers& group = groups[largest];
+        EXPECT_LE(std::abs(group.worth(i)), kStoredMax);
+        EXPECT_EQ(group.worth(i + kMagnitudes), -group.worth(i));
+        EXPECT_LE(std::abs(group.worth(i) - std::min(source_of(i), 6 * group.scale)),
+                  group.scale * 1.01);
       }
   }
   EXPECT_EQ(numbers_by_group(Numbers::words, KVQuantMode::nvfp4, 0), nullptr);
@@ -170,18 +205,14 @@ TEST(Numbers, OfGroupsLieTwoAByteWithTheirScalesBehindThem) {
   for (std::uint64_t key = 1; key <= 20; ++key) {
     const StoredNumbers* groups = numbers_by_group(Numbers::real, KVQuantMode::nvfp4, 1);
     const WordShape shape{.by_group = groups, .scale_at = 16};
-    std::vector<double> row;
-    for (std::int64_t i = 0; i < 32; ++i) row.push_back(row_element(key, i, DType::bf16));
     for (std::uint64_t i = 0; i < 32; ++i) {
-      const auto first = row.begin() + static_cast<std::ptrdiff_t>(i / 16 * 16);
-      double largest = 0;
-      for (auto x = first; x != first + 16; ++x) largest = std::max(largest, std::abs(*x));
-      const auto mantissa = static_cast<std::size_t>((largest - 0.5) * 256);
+      std::size_t largest = 0;
+      for (std::uint64_t e = i / 16 * 16; e < i / 16 * 16 + 16; ++e)
+        largest = std::max(largest, index_of(key, e) % kMagnitudes);
       const auto byte = static_cast<int>(row_word(key, i / 16, shape) >> (8 * (i % 16 / 2)) & 0xFF);
       const int bits = i % 2 == 0 ? byte & 15 : byte >> 4;
-      const auto own = static_cast<std::size_t>((std::abs(row[i]) - 0.5) * 256);
-      EXPECT_EQ(bits, groups[mantissa].bytes[own + (row[i] < 0 ? 128 : 0)]);
-      EXPECT_EQ(row_word(key, 2, shape) >> (8 * (i / 16)) & 0xFF, groups[mantissa].scale_bits);
+      EXPECT_EQ(bits, groups[largest].bytes[index_of(key, i)]);
+      EXPECT_EQ(row_word(key, 2, shape) >> (8 * (i / 16)) & 0xFF, groups[largest].scale_bits);
     }
   }
 }
@@ -214,7 +245,7 @@ TEST(Numbers, OfARowOfInt4AreWithinAStepAndHaveTheirScaleBehindThem) {
       const std::uint32_t pattern = bits & ~15u;
       std::memcpy(&scale, &pattern, 4);
       for (std::uint64_t i = 0; i < elements; ++i) {
-        const double x = row_element(key, static_cast<std::int64_t>(i), DType::bf16);
+        const double x = source_number(key, i);
         const int stored = i % 2 == 0 ? bytes[i / 2] & 15 : bytes[i / 2] >> 4;
         const double worth = (stored - static_cast<int>(bits & 15)) * double{scale};
         EXPECT_EQ(worth, shape.int4.worth(stored));

@@ -222,29 +222,47 @@ std::optional<ConfigPart> text_part(ConfigPart& whole) {
   return whole.as_type(known->text_type);
 }
 
-// transformers 5 writes `dtype`, earlier releases `torch_dtype`. Absent: neither, or another word.
-std::optional<DType> dtype_at(ConfigPart& part) {
-  const std::string name = part.text(part.has("dtype") ? "dtype" : "torch_dtype");
-  return name.empty() ? std::nullopt : config_dtype(name);
+// transformers 5 writes `dtype`, earlier releases `torch_dtype`. Empty: neither.
+std::string dtype_at(ConfigPart& part) {
+  return part.text(part.has("dtype") ? "dtype" : "torch_dtype");
+}
+
+// True if torch has the type, but vLLM serves no model in it.
+bool is_other_dtype(std::string_view name) {
+  constexpr std::string_view kOthers =
+      " bool cdouble cfloat complex128 complex32 complex64 double float4_e2m1fn_x2 float64 "
+      "float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu int int16 int32 "
+      "int64 int8 long qint8 quint8 short uint16 uint32 uint64 uint8 ";
+  return kOthers.find(fmt::format(" {} ", name)) != std::string_view::npos;
 }
 
 // The dtype in which `vllm serve` runs the model under --dtype auto (vLLM 0.33.0, config/model.py,
 // _resolve_auto_dtype()): float32 is served in the preferred dtype, fp16 becomes bf16 for the types
-// that are numerically unstable in it. Without a dtype vLLM looks into the weights; here it is an
-// assumption.
+// that are numerically unstable in it. From other types of torch vLLM falls back to the preferred
+// dtype, and transformers fails on words that torch does not define. Without a dtype vLLM looks
+// into the weights; here it is an assumption.
 DType served_dtype(ConfigReading& reading, bool is_pooling) {
-  std::optional<DType> dtype = dtype_at(reading.whole);
-  if (!dtype) dtype = dtype_at(reading.text);
+  std::string name = dtype_at(reading.whole);
+  if (name.empty()) name = dtype_at(reading.text);
   for (const char* key : {"vision_config", "encoder_config"})
-    if (auto part = reading.whole.part(key); part && !dtype) dtype = dtype_at(*part);
+    if (auto part = reading.whole.part(key); part && name.empty()) name = dtype_at(*part);
   const std::string& type = reading.whole.type();
   const bool takes_fp16 =
       type != "gemma2" && type != "gemma3" && type != "gemma3_text" && type != "glm4";
   const DType preferred = is_pooling && takes_fp16 ? DType::fp16 : DType::bf16;
-  if (!dtype)
+  if (name.empty())
     reading.assume(fmt::format(
         "no dtype: served in {}, as a float32 model is; the engine would look into the weights",
         name_of(preferred)));
+  const bool is_other = is_other_dtype(name);
+  if (is_other)
+    reading.assume(fmt::format("dtype {} is not served: the engine falls back to {}", name,
+                               name_of(preferred)));
+  const bool is_torch_name = !name.starts_with("torch.");
+  const std::optional<DType> dtype = is_torch_name ? config_dtype(name) : std::nullopt;
+  if (!dtype && !is_other && !name.empty())
+    reading.whole.refuse(
+        fmt::format("dtype '{}' is no type of torch; name one, such as bfloat16", name));
   if (!dtype || *dtype == DType::fp32) return preferred;
   return *dtype == DType::fp16 && !takes_fp16 ? DType::bf16 : *dtype;
 }

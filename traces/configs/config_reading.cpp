@@ -83,16 +83,16 @@ ConfigPart ConfigPart::as_type(std::string_view model_type) const {
   return part;
 }
 
-// Tries the key, then the alias of the class. Without a class, and for hidden_size, the names of
-// older files count too. Both names are recorded as read, so an alias is never refused as unknown.
+// Tries the key, then the alias of the class: transformers assigns the key after the alias. Without
+// a class, and for hidden_size, the names of older files count too. Both names are recorded as
+// read, so an alias is never refused as unknown.
 JsonValue ConfigPart::value(std::string_view key) {
   read_->emplace(key);
+  const bool has_alias = class_ != nullptr && class_->aliases.contains(key);
+  if (has_alias) read_->emplace(class_->aliases.at(key));
   if (JsonValue found = object_.optional(key)) return found;
-  if (class_ == nullptr) return plain_alias(key);
-  const auto alias = class_->aliases.find(key);
-  if (alias == class_->aliases.end()) return key == "hidden_size" ? plain_alias(key) : JsonValue{};
-  read_->emplace(alias->second);
-  return object_.optional(alias->second);
+  if (has_alias) return object_.optional(class_->aliases.at(key));
+  return class_ == nullptr || key == "hidden_size" ? plain_alias(key) : JsonValue{};
 }
 
 // Names in the style of GPT-2, for files whose class neither package has.
@@ -323,13 +323,21 @@ void ConfigReading::add(std::int64_t index, const LayerKind& kind) {
 // The first key that the file or its class has, most specific first: Falcon's n_head_kv and
 // num_kv_heads, the usual name, ChatGLM's groups, Step's groups. Without any, attention has one KV
 // head per query head.
+std::int64_t ConfigReading::heads() {
+  const std::int64_t heads = text.need("num_attention_heads");
+  if (heads == 0) text.refuse("num_attention_heads is 0; attention has at least one head");
+  return std::max<std::int64_t>(heads, 1);
+}
+
 std::int64_t ConfigReading::kv_heads() {
   for (const std::string_view key : {"n_head_kv", "num_kv_heads", "num_key_value_heads",
                                      "multi_query_group_num", "num_attention_groups"})
     if (const auto found = text.number(key)) {
+      if (*found == 0 && !text.has("per_layer_config"))
+        text.refuse(fmt::format("{} is 0; attention has at least one KV head", key));
       const std::int64_t kv = std::max<std::int64_t>(*found, 1);
       // model_executor/layers/attention/attention.py. Layers with their own heads may differ.
-      const std::int64_t queries = text.number("num_attention_heads", 0);
+      const std::int64_t queries = text.number("num_attention_heads") ? heads() : 0;
       if (queries % kv != 0 && !text.has("per_layer_config"))
         text.refuse(
             fmt::format("num_attention_heads {} is not divisible by {} {}", queries, key, kv));
@@ -338,12 +346,25 @@ std::int64_t ConfigReading::kv_heads() {
   return heads();
 }
 
+// The types whose configuration class refuses a hidden size that the heads do not divide
+// (validate_architecture() in transformers 5.20.2).
+constexpr std::string_view kWholeHeads =
+    " arcee aria_text clip_text_model cosmos3_edge_text cwm deepseek_v2 gemma2 gemma3_text "
+    "gemma3n_text gpt_neox hrm_text hyperclovax jais2 llama minicpm3 muse_glimmer_text ultrabert "
+    "vaultgemma ";
+
 std::int64_t ConfigReading::head_size(bool own) {
   const std::int64_t given = text.number("head_dim", 0);
   if (own && given > 0) return given;
   // PLaMo 2's name (vLLM 0.33.0, model_arch_config_convertor.py, get_head_size()).
   if (own && text.has("hidden_size_per_head")) return text.need("hidden_size_per_head");
-  const std::int64_t derived = text.need("hidden_size") / heads();
+  const std::int64_t hidden = text.need("hidden_size"), derived = hidden / heads();
+  if (given == 0 && hidden % heads() != 0 &&
+      kWholeHeads.find(fmt::format(" {} ", text.type())) != std::string_view::npos)
+    text.refuse(
+        fmt::format("hidden_size {} is not divisible by num_attention_heads {}, which the class of "
+                    "model_type '{}' refuses",
+                    hidden, heads(), text.type()));
   if (!own && given > 0 && given != derived)
     assume(fmt::format("heads of {} elements: {} divides hidden_size and ignores head_dim {}",
                        derived, architecture, given));

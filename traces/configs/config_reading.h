@@ -149,7 +149,7 @@ class ConfigReading {
   void add(std::int64_t index, const LayerKind& kind);
   void assume(std::string what) { model_.assumptions.push_back(std::move(what)); }
 
-  std::int64_t heads() { return std::max<std::int64_t>(text.need("num_attention_heads"), 1); }
+  std::int64_t heads();
   std::int64_t kv_heads();
   // Elements of a head. `own`: the model class reads head_dim; other classes divide the hidden size
   // by the heads and ignore the key, which becomes an assumption where both disagree.
