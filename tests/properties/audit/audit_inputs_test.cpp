@@ -80,6 +80,11 @@ std::vector<InputMutant> input_mutants() {
          }
          return false;
        }},
+      {"TheEncoderSCacheIsSmallerThanWhatItHolds", "multimodal", AuditRule::limits,
+       [](Recording& recording, std::size_t) {
+         recording.header.encoder_cache_size = 1;
+         return true;
+       }},
       {"AnImageSRowsAreDroppedBeforeTheyAreRead", "multimodal", AuditRule::inputs,
        [](Recording& recording, std::size_t at) {
          RecordedStep& step = recording.steps[at];
