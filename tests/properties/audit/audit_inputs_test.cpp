@@ -149,6 +149,19 @@ std::vector<InputMutant> input_mutants() {
          events.erase(events.begin());
          return true;
        }},
+      {"AnEventNamesAnotherAdapter", "kv_events", AuditRule::cache_events,
+       [](Recording& recording, std::size_t at) {
+         for (RecordedCacheEvent& event : recording.steps[at].events)
+           if (event.lora_id) return ++*event.lora_id, true;
+         return false;
+       }},
+      {"AnEventNamesAnotherWindow", "kv_events", AuditRule::cache_events,
+       [](Recording& recording, std::size_t at) {
+         for (RecordedCacheEvent& event : recording.steps[at].events)
+           if (event.kind == RecordedCacheEvent::Kind::stored)
+             return event.kv_cache_spec_sliding_window = 5, true;
+         return false;
+       }},
   };
 }
 
