@@ -161,7 +161,8 @@ std::vector<std::string> not_checked_of(const AuditTotals& totals) {
       "the content of ring buffers of keys"};
   if (totals.rules == AuditedRules::memory)
     not_checked.emplace_back("rules about policy (--policy off)");
-  if (totals.others > 0) not_checked.push_back("files of folders that are not recordings");
+  if (totals.others > 0)
+    not_checked.push_back("files of folders that are not recordings, and links to folders");
   if (totals.skipped > 0)
     not_checked.push_back(
         fmt::format("{} that the audit does not follow", counted(totals.skipped, "recording")));

@@ -38,9 +38,13 @@ void add_file(const std::string& path, ConformInputs& inputs) {
                            name_of(*format))});
 }
 
+bool has_name_of_lines(const std::string& path) {
+  return path.ends_with(".jsonl") || path.ends_with(".jsonl.gz");
+}
+
 // True for a file of JSON lines, by its name, whose first line is not a JSON object.
 bool is_damaged(const std::string& path) {
-  if (!path.ends_with(".jsonl") && !path.ends_with(".jsonl.gz")) return false;
+  if (!has_name_of_lines(path)) return false;
   auto lines = LineReader::open(path);
   std::string_view line;
   if (!lines || !lines->next(line)) return true;
@@ -55,8 +59,19 @@ Result<void> add_folder(const std::string& folder, ConformInputs& inputs,
   // The order of a directory is the file system's; find_conform_inputs() sorts afterwards.
   fs::recursive_directory_iterator entries(folder, error);
   for (; !error && entries != fs::end(entries); entries.increment(error)) {
-    if (!entries->is_regular_file()) continue;
     const std::string path = entries->path().string();
+    std::error_code unknown;
+    const fs::file_status status = entries->status(unknown);
+    if (fs::is_directory(status)) {
+      inputs.others += entries->is_symlink() ? 1 : 0;  // not followed: links may form a cycle
+      continue;
+    }
+    if (!fs::is_regular_file(status) && has_name_of_lines(path)) {
+      inputs.refused.push_back({path, fmt::format("{}: found {}; expected a regular file", path,
+                                                  fs::exists(status) ? "a pipe or a device"
+                                                                     : "a link without a target")});
+      continue;
+    }
     const Result<FileFormat> format = detect_format(path);
     // A folder of recordings may hold anything else, but nothing that may be a damaged one.
     if (!format && is_damaged(path))

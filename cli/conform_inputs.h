@@ -18,9 +18,11 @@ struct ConformInputs {
   std::vector<std::string> schedules;  // sorted, without duplicates
   std::vector<std::string> layouts;    // the same for memory plans
   // Named paths that do not exist, files that are neither, folders without either, and files of a
-  // folder that are named *.jsonl or *.jsonl.gz and do not begin with a JSON object.
+  // folder that are named *.jsonl or *.jsonl.gz and are not regular files that begin with a JSON
+  // object.
   std::vector<RefusedFile> refused;
-  std::int64_t others = 0;  // files in named folders that are neither, each once
+  // Files in named folders that are neither, each once, and links to folders.
+  std::int64_t others = 0;
 };
 
 // Searches folders recursively. A file that is named and is not a recording is refused; one of

@@ -175,7 +175,10 @@ Result<int> run_fit(const FitCommandOptions& options, CommandReport& report) {
   Progress progress("fitting", 0);
   std::int64_t rounds = 0;
   fitting.at = [&](const std::string& what) { progress.at(++rounds, what); };
-  LS_ASSIGN_OR_RETURN(const Fit fit, fit_policies(inputs.schedules, fitting));
+  Result<Fit> searched = fit_policies(inputs.schedules, fitting);
+  if (!searched && stop_requested() && report.wants_json())
+    report.set_json(json_text({{"agrees", false}, {"recordings", inputs.schedules.size()}}));
+  LS_ASSIGN_OR_RETURN(const Fit fit, std::move(searched));
   fmt::print("{} of {}, {}\n{}{}{}{}", counted(std::ssize(fit.summary.files), "recording"),
              fit.summary.files.front().engine,
              counted(fit.tried, "combination") + " of policies tried",

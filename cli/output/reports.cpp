@@ -149,13 +149,16 @@ std::string printable(std::string_view text) {
   return out;
 }
 
-// Replaces each byte that does not belong to a UTF-8 character by U+FFFD.
+// Replaces each byte that does not belong to a UTF-8 character by U+FFFD, and U+FFFE and U+FFFF,
+// which XML does not allow.
 std::string utf8(std::string_view text) {
   std::string out;
   const std::string clean = printable(text);
   for (std::size_t at = 0; at < clean.size();) {
     const std::size_t size = utf8_length(std::string_view(clean).substr(at));
-    out += size > 0 ? clean.substr(at, size) : "\xEF\xBF\xBD";
+    const std::string_view found = std::string_view(clean).substr(at, size);
+    const bool is_allowed = size > 0 && found != "\xEF\xBF\xBE" && found != "\xEF\xBF\xBF";
+    out += is_allowed ? found : "\xEF\xBF\xBD";
     at += std::max<std::size_t>(size, 1);
   }
   return out;

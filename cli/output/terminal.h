@@ -27,8 +27,8 @@ std::string percent_text(std::int64_t part, std::int64_t whole);  // "40.2 %"; "
 // Returns one line of a table: a name, a figure, and further words.
 std::string row_text(std::string_view name, std::string_view figure, std::string_view more = {});
 
-// Returns the list that ends the text of every command that judges: "\nNot checked:\n" and a line
-// each; empty: nothing was left out. The JSON has the same list as `not_checked`.
+// Returns the list that ends the text of commands that judge (docs/commands.md): "\nNot checked:\n"
+// and a line each; empty: nothing was left out. The JSON has the same list as `not_checked`.
 std::string not_checked_text(std::span<const std::string> not_checked);
 
 // Returns the message of an exception. A failed print is reported as a lost standard output.

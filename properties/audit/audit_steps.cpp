@@ -73,7 +73,7 @@ void AuditSteps::step(const RecordedStep& step) {
   transfers_.step(step);
   if (policy_) policy_->check_adapters(step);
   const std::int64_t num_encoded = inputs_.run_encoder(step);
-  if (policy_) policy_->check_encoder(num_encoded);
+  if (policy_) policy_->check_encoder(num_encoded, inputs_.num_rows_held());
   inputs_.step(rows);
   transfers_.void_rows(step, rows);
   if (states_)

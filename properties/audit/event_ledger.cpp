@@ -186,6 +186,14 @@ void EventLedger::step(const RecordedStep& step, std::span<const AuditRow> rows)
     LS_CHECK(std::cmp_less(event.group, num_groups()), "group {} of {}", event.group, num_groups());
     if (event.kind == RecordedCacheEvent::Kind::stored) {
       num_stored += std::ssize(event.block_hashes);
+      const std::int64_t window = spec_of(static_cast<std::size_t>(event.group)).sliding_window;
+      if (event.kv_cache_spec_sliding_window && *event.kv_cache_spec_sliding_window != window)
+        report_event(event, nullptr,
+                     {fmt::format("the event says that group {} has a window of {} tokens, and it "
+                                  "has {}",
+                                  event.group, *event.kv_cache_spec_sliding_window,
+                                  window > 0 ? std::to_string(window) : "none"),
+                      "window"});
       const auto size = static_cast<std::int64_t>(event.block_size);
       if (size <= 0 || std::ssize(event.token_ids) % size != 0 ||
           std::ssize(event.token_ids) < std::ssize(event.block_hashes) * size)
@@ -333,6 +341,13 @@ EventLedger::Candidate EventLedger::most_like(const RecordedCacheEvent& event,
 
 EventLedger::Difference EventLedger::difference(const RecordedCacheEvent& event,
                                                 const Candidate& of) const {
+  const Adapter& adapter = of.request->keyed.keys.lora;
+  const std::string& name = event.lora_name.empty() ? adapter.name : event.lora_name;
+  const std::int64_t id = event.lora_id.value_or(adapter.id);
+  if (name != adapter.name || id != adapter.id)
+    return {fmt::format("the event says adapter {} with id {}, {} has {} with id {}", name, id,
+                        of.request->name, adapter.name.empty() ? "none" : adapter.name, adapter.id),
+            "adapter", of.first};
   const std::int32_t size = event.block_size;
   const auto num = static_cast<std::size_t>(std::ssize(event.token_ids) / size);
   for (std::size_t i = 0; i < num; ++i)

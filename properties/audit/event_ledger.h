@@ -4,14 +4,16 @@
 // Invariants, each reported as cache_events:
 // (1) A stored event describes blocks of a live request. Its tokens are whole blocks and are the
 //     request's, the block before them is its parent, the group has the blocks and none of them was
-//     stored before, and the keys are those of the request.
+//     stored before, the keys and the adapter are those of the request, and the window is the
+//     group's.
 // (2) The index that a router rebuilds from the events is consistent (CacheIndex).
 // (3) The events of a step are as many as its changes of the prefix cache.
 // (4) A block that a request hits is in the index before the step or is stored in it.
 //
 // An event that is wrong is reported once: the index then takes what the block really has.
 // Not checked: hashes; the digest of an embedding, apart from its presence; which tokens belong to
-// which hash, where groups leave blocks out (windows, states).
+// which hash, and a parent that no event has named, where groups leave blocks out (windows,
+// states); sessions, media and words for kinds.
 #pragma once
 
 #include <cstdint>

@@ -296,6 +296,13 @@ PolicyLedger::PolicyLedger(AuditCore& core, const KvTransferLedger& transfers,
       transfers_(transfers),
       adapters_max_(header.options.inputs.max_loras),
       encoder_rows_max_(header.encoder_compute_budget),
+      // The cache of an encoder-decoder model limits nothing (finding 39).
+      encoder_cache_max_(std::ranges::any_of(header.groups,
+                                             [](const KVCacheGroupSpec& group) {
+                                               return is_cross_attention(group.spec);
+                                             })
+                             ? std::nullopt
+                             : header.encoder_cache_size),
       // SGLang's chunk size does not limit the tokens of decodes in a mixed step.
       knows_max_tokens_(header.engine.name != "sglang" &&
                         is_given(header, "max_num_batched_tokens")),
@@ -346,7 +353,13 @@ void PolicyLedger::check_adapters(const RecordedStep& step) const {
            "adapters");
 }
 
-void PolicyLedger::check_encoder(std::int64_t num_rows) const {
+void PolicyLedger::check_encoder(std::int64_t num_rows, std::int64_t num_held) const {
+  if (encoder_cache_max_ && num_held > *encoder_cache_max_)
+    report(AuditRule::limits, {},
+           fmt::format("{} rows of the encoder are held, and its cache has space for {}: "
+                       "encoder_cache_size",
+                       num_held, *encoder_cache_max_),
+           "encoder cache");
   if (encoder_rows_max_ && num_rows > *encoder_rows_max_)
     report(AuditRule::limits, {},
            fmt::format("{} rows are encoded in the step, and the encoder has space for {}: "

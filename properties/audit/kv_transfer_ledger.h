@@ -103,7 +103,8 @@ class PolicyLedger : Ledger {
   void begin(const RecordedEvent& event);
   void check_victims(const RecordedStep& step) const;
   void check_adapters(const RecordedStep& step) const;
-  void check_encoder(std::int64_t num_rows) const;
+  // `num_rows` are encoded in the step, after which the worker holds `num_held`.
+  void check_encoder(std::int64_t num_rows, std::int64_t num_held) const;
   void check_batch(const RecordedStep& step) const;
   // Rules about the decision: (3) and (6).
   void step(const RecordedStep& step);
@@ -122,7 +123,8 @@ class PolicyLedger : Ledger {
 
   const KvTransferLedger& transfers_;
   std::optional<std::int32_t> adapters_max_;
-  std::optional<std::int32_t> encoder_rows_max_;  // absent: no encoder
+  std::optional<std::int32_t> encoder_rows_max_;   // absent: no encoder
+  std::optional<std::int32_t> encoder_cache_max_;  // rows; absent: no limit
   bool knows_max_tokens_;
   bool knows_max_requests_;
   bool knows_max_drafts_;

@@ -513,9 +513,15 @@ std::int64_t InputLedger::run_encoder(const RecordedStep& step) {
       }
       const PromptItem& item = items[static_cast<std::size_t>(number)];
       num_rows += item.num_rows();
-      encoded_.insert(item.identifier);
+      encoded_.try_emplace(item.identifier, item.num_rows());
     }
   }
+  return num_rows;
+}
+
+std::int64_t InputLedger::num_rows_held() const {
+  std::int64_t num_rows = 0;
+  for (const auto& [item, rows] : encoded_) num_rows += rows;
   return num_rows;
 }
 

@@ -172,6 +172,8 @@ class InputLedger : Ledger {
   void check_grammar(const AuditRequest& request) const;
   // The encoder runs before the rows. Returns the rows that it computes.
   std::int64_t run_encoder(const RecordedStep& step);
+  // Rows of all items that the worker has.
+  std::int64_t num_rows_held() const;
   void step(std::span<const AuditRow> rows) const;
   // Cross-attention of all rows in one group.
   void read_encoder_rows(const RecordedStep& step, std::span<const AuditRow> rows,
@@ -185,7 +187,7 @@ class InputLedger : Ledger {
   OutputLedger& outputs_;
   bool has_encoder_;
   bool has_cross_attention_;
-  std::set<std::string> encoded_;  // items whose rows the worker has
+  std::map<std::string, std::int32_t> encoded_;  // items whose rows the worker has: their rows
   PerRequest<std::uint8_t> awaits_grammar_;
 };
 

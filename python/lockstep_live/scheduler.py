@@ -36,6 +36,7 @@ def _step_of(output: Any) -> Any:
     cached = output.scheduled_cached_reqs
     return SimpleNamespace(
         num_scheduled_tokens=dict(output.num_scheduled_tokens),
+        total_num_scheduled_tokens=output.total_num_scheduled_tokens,
         scheduled_spec_decode_tokens=dict(output.scheduled_spec_decode_tokens),
         scheduled_new_reqs=list(output.scheduled_new_reqs),
         scheduled_cached_reqs=SimpleNamespace(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from lockstep_recorder.errors import EndOfRecording
 from lockstep_recorder.releases import Release
 
 
@@ -44,7 +45,9 @@ class Decisions:
         self._started.difference_update(names)
 
     def of_step(self, output: Any) -> dict[str, Any]:
-        """The decision in `output`, a SchedulerOutput: from `scheduled` to `copies`."""
+        """The decision in `output`, a SchedulerOutput: from `scheduled` to `copies`. Raises
+        EndOfRecording where the worker would read what no key of the format has."""
+        self._check_worker_input(output)
         line: dict[str, Any] = {"scheduled": self._rows(output)}
         for key, names in (
             ("preempted", output.preempted_req_ids),
@@ -58,6 +61,21 @@ class Decisions:
         if copies := getattr(output, "kv_cache_block_copies", None):
             line["copies"] = [[copy.src_block_id, copy.dst_block_id] for copy in copies]
         return line
+
+    def _check_worker_input(self, output: Any) -> None:
+        scheduled = output.num_scheduled_tokens
+        total, tokens = output.total_num_scheduled_tokens, sum(scheduled.values())
+        if total != tokens:
+            raise EndOfRecording(f"found a step of {tokens} tokens; the worker receives {total}")
+        for name in output.scheduled_spec_decode_tokens:
+            if name not in scheduled:
+                raise EndOfRecording(f"found drafts of request {name}, which has no row")
+        for new in output.scheduled_new_reqs:
+            # Runner V2 receives resumed requests as new, with their tokens. V1 takes a known
+            # request for a streaming session, which the format lacks, and clears its output.
+            is_v1 = getattr(new, "prefill_token_ids", None) is None
+            if is_v1 and new.req_id in self._started:
+                raise EndOfRecording(f"found resumed request {new.req_id} in scheduled_new_reqs")
 
     def _rows(self, output: Any) -> list[dict[str, Any]]:
         """The requests of the step in the scheduler's own order. What costs most: it is done for

@@ -201,6 +201,7 @@ def output(
     new, cached = new or {}, cached or {}
     fields = dict(
         num_scheduled_tokens=tokens,
+        total_num_scheduled_tokens=sum(tokens.values()),
         scheduled_new_reqs=[
             SimpleNamespace(req_id=name, num_computed_tokens=computed, block_ids=blocks)
             for name, (computed, blocks) in new.items()

@@ -212,6 +212,32 @@ class StepTest(Folder):
         row = steps[2]["scheduled"][0]
         self.assertEqual((row["new"], row["resumed"], row["blocks"]), (True, True, [[2]]))
 
+    def test_what_a_worker_would_misread_ends_the_recording(self) -> None:
+        drafts = {"scheduled_spec_decode_tokens": {"b": [-1]}}
+        for output, because in (
+            (fakes.output({"a": 4}, new={"a": (0, ([2],))}), "found resumed request a in sch"),
+            (fakes.output({}, **drafts), "found drafts of request b, which has no row"),
+            (fakes.output({}, total_num_scheduled_tokens=1), "found a step of 0 tokens; the wor"),
+        ):
+            with self.subTest(because):
+                self.start()
+                first = self.schedule(fakes.output({"a": 3}, new={"a": (0, ([1],))}), ("a",))
+                self.update(first, {"a": [5]})
+                self.schedule(output, ("a",))
+                *steps, end = self.lines()
+                self.assertEqual(len(steps), 2)
+                self.assertIn(because, json.dumps(end))
+                self.path.unlink()
+
+    def test_a_resumed_request_of_runner_v2_is_new_to_its_worker(self) -> None:
+        self.start()
+        first = self.schedule(fakes.output({"a": 3}, new={"a": (0, ([1],))}), ("a",))
+        self.update(first, {"a": [5]})
+        again = fakes.output({"a": 4}, new={"a": (0, ([2],))})
+        again.scheduled_new_reqs[0].prefill_token_ids = [1, 2, 3, 5]
+        self.schedule(again, ("a",))
+        self.assertIs(self.lines()[2]["scheduled"][0]["resumed"], True)
+
     def test_tokens_are_what_the_model_returned_not_what_was_kept(self) -> None:
         self.start()
         first = self.schedule(fakes.output({"a": 3}, new={"a": (0, ([1],))}), ("a",))
@@ -318,7 +344,7 @@ class StepTest(Folder):
             again = fakes.output({"a": 3}, new={"a": (0, ([2],))}, finished_req_ids={"a"})
             self.update(self.schedule(again, ("a",)), {"a": [6]})
             self.schedule(fakes.output({}, preempted_req_ids={"a"}))
-            back = fakes.output({"a": 4}, new={"a": (0, ([3],))})
+            back = fakes.output({"a": 4}, cached={"a": (0, ([3],))}, resumed=["a"])
             self.update(self.schedule(back, ("a",)), {"a": [7]})
             steps = self.lines()[1:-1]
             self.path.unlink()

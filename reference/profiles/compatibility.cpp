@@ -33,7 +33,7 @@ bool places_states_in_worker(const Profile& engine) {
 }
 
 // Reasons that several rows share.
-constexpr std::string_view kHasNone = "{engine} has none";
+constexpr std::string_view kHasNone = "{engine} has none that is modelled";
 constexpr std::string_view kOtherRelease = "decisions of {engine} are not modelled; {modelled} are";
 constexpr std::string_view kLoads =
     "how {engine} loads them is not modelled; leave one of them out";
@@ -67,25 +67,25 @@ constexpr std::array kRows = {
         "{engine} does not start with them (docs/findings.md, 38); use --engine "
         "{engine},without=38",
         lacks<&Profile::starts_with_sinks>),
-    row("reference-windows", decisions, engine, {reference_windows}, kHasNone,
+    row("reference-windows", decisions, not_modelled, {reference_windows}, kHasNone,
         lacks<&Profile::has_reference_windows>),
-    row("replicated", decisions, engine, {replicated_caches, context_ranks},
-        "{engine} shards the tokens of every layer", lacks<&Profile::has_replicated_caches>),
-    row("draft-modules", decisions, engine, {draft_modules}, kHasNone,
+    row("replicated", decisions, not_modelled, {replicated_caches, context_ranks}, kHasNone,
+        lacks<&Profile::has_replicated_caches>),
+    row("draft-modules", decisions, not_modelled, {draft_modules}, kHasNone,
         lacks<&Profile::has_draft_modules>),
-    row("prefix-match-unit", decisions, engine, {prefix_match_unit}, kHasNone,
+    row("prefix-match-unit", decisions, not_modelled, {prefix_match_unit}, kHasNone,
         lacks<&Profile::has_prefix_match_unit>),
-    row("checkpoints", decisions, engine, {checkpoints}, kHasNone,
+    row("checkpoints", decisions, not_modelled, {checkpoints}, kHasNone,
         lacks<&Profile::serves_checkpoints>),
-    row("retained-windows", decisions, engine, {retained_windows}, kHasNone,
+    row("retained-windows", decisions, not_modelled, {retained_windows}, kHasNone,
         lacks<&Profile::has_draft_modules>),
-    row("recomputed-windows", decisions, engine, {recomputed_windows}, kHasNone,
+    row("recomputed-windows", decisions, not_modelled, {recomputed_windows}, kHasNone,
         lacks<&Profile::has_recomputed_windows>),
     row("unequal-windows", decisions, engine, {unequal_windows}, "use one length"),
-    row("rings", decisions, engine, {rings}, kHasNone, lacks<&Profile::has_rings>),
+    row("rings", decisions, not_modelled, {rings}, kHasNone, lacks<&Profile::has_rings>),
     row("roles", decisions, not_modelled, {unknown_role},
         "their decisions are not modelled; leave them out"),
-    row("hisparse", decisions, engine, {hisparse}, kHasNone, lacks<&Profile::has_host_pages>),
+    row("hisparse", decisions, not_modelled, {hisparse}, kHasNone, lacks<&Profile::has_host_pages>),
     row("hisparse-states", decisions, not_modelled, {hisparse, states}, kPages),
     row("hisparse-context", decisions, not_modelled, {hisparse, context_ranks}, kOneRank),
     row("hisparse-hashes", decisions, not_modelled, {hisparse, engine_hashes},

@@ -127,9 +127,8 @@ std::vector<Policy> of_blocks() {
       LS_POLICY(retires_beyond_null_gaps, kBlocks, {false, {{"vllm-0.30.0", true}}},
                 "States before a gap in the table are freed at once, not when the request ends.",
                 "states in mode align with drafts"),
-      LS_POLICY(starts_with_sinks, kBlocks, {true, {{"vllm-0.33.0", false}}},
-                "Models with attention sinks do not start: no blocks are kept for them.",
-                "attention sinks"),
+      LS_POLICY(starts_with_sinks, kBlocks, {true, {{"vllm-0.23.0", false}}},
+                "Models with attention sinks do not start.", "attention sinks"),
       LS_POLICY(admission_counts_batches_in_flight, kBlocks, {false, {{"vllm-0.26.0", true}}},
                 "With a step in flight a request is admitted only if a second batch fits as well.",
                 "asynchronous scheduling with windows in a small pool"),
@@ -238,8 +237,9 @@ std::vector<Policy> of_context_parallelism() {
   };
 }
 
-// Caches and options that a release has. They refuse runs (compatibility.cpp) and decide nothing
-// else.
+// Caches and options that are modelled in a release: earlier ones may have them, but were not
+// recorded with them (prefix_match_unit is in vLLM since 0.26.0). They refuse runs
+// (compatibility.cpp) and decide nothing else.
 std::vector<Policy> of_caches() {
   return {
       LS_POLICY(has_rings, kCaches, {false, {{"vllm-0.33.0", true}}},

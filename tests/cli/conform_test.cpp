@@ -1,6 +1,7 @@
 // `lockstep conform` from the outside: what it counts, and what a recording with one changed number
 // comes to.
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -220,12 +221,21 @@ TEST(Audit, RefusesADamagedRecordingOfAFolderAndNamesOtherFiles) {
   const Outcome sound = run_lockstep({"audit", folder});
   EXPECT_EQ(sound.status, 0) << sound.out << sound.err;
   EXPECT_NE(sound.out.find("files of folders that are not recordings"), std::string::npos);
+  std::filesystem::remove(folder + "/notes.txt");
+  std::filesystem::create_directory_symlink(sample_path("recordings"), folder + "/linked");
+  const Outcome linked = run_lockstep({"audit", folder});
+  EXPECT_EQ(linked.status, 0) << linked.out << linked.err;
+  EXPECT_NE(linked.out.find("links to folders"), std::string::npos) << linked.out;
+  std::filesystem::create_symlink("absent", folder + "/dead.jsonl");
+  ASSERT_EQ(mkfifo((folder + "/pipe.jsonl").c_str(), 0600), 0);
   write_text(folder + "/mark.jsonl", "\xef\xbb\xbf" + whole);
   write_text(folder + "/empty.jsonl", "");
   write_text(folder + "/twice.jsonl", replaced(whole, "\"seed\":", "\"seed\":1,\"seed\":"));
   const Outcome damaged = run_lockstep({"audit", folder});
   EXPECT_EQ(damaged.status, 2) << damaged.out;
-  EXPECT_NE(damaged.out.find("Refused: 3 files"), std::string::npos) << damaged.out;
+  EXPECT_NE(damaged.out.find("Refused: 5 files"), std::string::npos) << damaged.out;
+  EXPECT_NE(damaged.out.find("dead.jsonl: found a link"), std::string::npos) << damaged.out;
+  EXPECT_NE(damaged.out.find("pipe.jsonl: found a pipe"), std::string::npos) << damaged.out;
   EXPECT_NE(damaged.out.find("twice.jsonl:1: found the key \"seed\" twice"), std::string::npos)
       << damaged.out;
 }

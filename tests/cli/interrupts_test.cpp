@@ -140,6 +140,7 @@ TEST(Interrupts, AComparisonOfEnginesShowsWhatItHasCompared) {
   findings.insert(findings.end(), 1'000, model);
   expect_interrupted(findings, SIGINT);
   expect_interrupted({"fit", inexplicable_recording(), "--jobs", "1"}, SIGTERM);
+  expect_interrupted({"fit", many_recordings()}, SIGINT);
   const std::string long_trace = fresh_path("long.jsonl");
   std::string lines;
   for (int i = 0; i < 10'000; ++i)

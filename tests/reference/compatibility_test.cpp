@@ -40,7 +40,8 @@ TEST(Compatibility, OneSentenceNamesTheFeaturesTheReleaseAndWhatToDo) {
   EngineConfig engine;
   engine.engine = "vllm-0.22.1";
   const RunFacts facts = facts_without_groups(engine).with({RunTrait::rings});
-  EXPECT_EQ(supported(facts).error().message, "rings (circular_buffer): vllm-0.22.1 has none");
+  EXPECT_EQ(supported(facts).error().message,
+            "rings (circular_buffer): vllm-0.22.1 has none that is modelled");
   EXPECT_EQ(
       supported(facts_without_groups(engine).with({RunTrait::hisparse_workers})).error().message,
       "HiSparse's workers (--connector hisparse) without HiSparse (hisparse_source): the "

@@ -189,7 +189,8 @@ TEST(ReferenceWindow, OlderReleasesHaveNone) {
   groups[0].spec.rswa_window = 5;
   EngineConfig engine = small_engine();
   engine.engine = "vllm-0.22.1";
-  EXPECT_EQ(refusal(engine, groups), "reference windows (rswa_window): vllm-0.22.1 has none");
+  EXPECT_EQ(refusal(engine, groups),
+            "reference windows (rswa_window): vllm-0.22.1 has none that is modelled");
 }
 
 }  // namespace

@@ -160,7 +160,10 @@ TEST(EngineProfile, KeysOf0330AreRefusedFor0221) {
   }
   EngineConfig config = config_of_profile(kOlder);
   config.prefix_match_unit = 8;
-  EXPECT_NE(refusal(config, {full(16)}).find("prefix_match_unit"), std::string::npos);
+  for (const char* older : {kOlder, "vllm-0.32.0"}) {
+    config.engine = older;
+    EXPECT_NE(refusal(config, {full(16)}).find("has none that is modelled"), std::string::npos);
+  }
 }
 
 TEST(EngineProfile, GroupsOfOneSpecShareAPrefixCacheIn0330Only) {

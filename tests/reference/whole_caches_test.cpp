@@ -63,9 +63,10 @@ TEST(WholeCaches, ReleasesThatDealOutEveryLayerRefuseThem) {
   config.engine = "vllm-0.29.0";
   const auto refused = Scheduler::create(config, {full(16), whole(full(16))}, 20);
   ASSERT_FALSE(refused);
-  EXPECT_EQ(refused.error().message,
-            "replicated caches (dcp_sharded) with context parallelism: vllm-0.29.0 shards the "
-            "tokens of every layer");
+  EXPECT_EQ(
+      refused.error().message,
+      "replicated caches (dcp_sharded) with context parallelism: vllm-0.29.0 has none that is "
+      "modelled");
 }
 
 TEST(WholeCaches, WindowsThatAreDealtOutAreRefusedAndWholeOnesAreNot) {

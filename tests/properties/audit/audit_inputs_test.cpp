@@ -80,6 +80,11 @@ std::vector<InputMutant> input_mutants() {
          }
          return false;
        }},
+      {"TheEncoderSCacheIsSmallerThanWhatItHolds", "multimodal", AuditRule::limits,
+       [](Recording& recording, std::size_t) {
+         recording.header.encoder_cache_size = 1;
+         return true;
+       }},
       {"AnImageSRowsAreDroppedBeforeTheyAreRead", "multimodal", AuditRule::inputs,
        [](Recording& recording, std::size_t at) {
          RecordedStep& step = recording.steps[at];
@@ -143,6 +148,19 @@ std::vector<InputMutant> input_mutants() {
          if (events.empty() || events[0].kind != RecordedCacheEvent::Kind::stored) return false;
          events.erase(events.begin());
          return true;
+       }},
+      {"AnEventNamesAnotherAdapter", "kv_events", AuditRule::cache_events,
+       [](Recording& recording, std::size_t at) {
+         for (RecordedCacheEvent& event : recording.steps[at].events)
+           if (event.lora_id) return ++*event.lora_id, true;
+         return false;
+       }},
+      {"AnEventNamesAnotherWindow", "kv_events", AuditRule::cache_events,
+       [](Recording& recording, std::size_t at) {
+         for (RecordedCacheEvent& event : recording.steps[at].events)
+           if (event.kind == RecordedCacheEvent::Kind::stored)
+             return event.kv_cache_spec_sliding_window = 5, true;
+         return false;
        }},
   };
 }
