@@ -61,7 +61,11 @@ def _files_of(word: str) -> tuple[str, list[_Item]]:
     path = Path(word)
     if path.is_absolute() or ".." in path.parts or not path.exists():
         raise Refused(f"{word}: expected a path below this folder, or a URL")
-    files = [path] if path.is_file() else sorted(one for one in path.rglob("*") if one.is_file())
+    inside = [] if path.is_file() else sorted(path.rglob("*"))
+    for one in inside:  # as the commands: a dead link or a device is not left out silently
+        if one.name.endswith((".jsonl", ".jsonl.gz")) and not one.is_file() and not one.is_dir():
+            raise Refused(f"{one}: not a regular file")
+    files = [path] if path.is_file() else [one for one in inside if one.is_file()]
     return word, [_Item(str(file), file.read_bytes) for file in files]
 
 
@@ -105,7 +109,11 @@ class ListRun(Loop):
         # Paths without a report yet, except those whose files belong to others.
         owners = set(path_of.values())
         self._empty = [path for path in lists if path in owners or not lists[path]]
-        self._others = 0  # files that are not recordings, of parts with only such files
+        # Links to folders, which are not followed; and files that are not recordings, of parts with
+        # only such files.
+        self._others = sum(one.is_symlink() and one.is_dir()
+                           for word in self._paths if "://" not in word
+                           for one in Path(word).rglob("*"))  # fmt: skip
         self._next = 0
         self._reports: dict[int, dict[str, Any]] = {}
         self.statuses = {0}
