@@ -352,6 +352,19 @@ void ReportedDecisions::take_tables() {
   }
 }
 
+// A live request that loads waits for it: an engine that queues it elsewhere may run it too early.
+void ReportedDecisions::check_loads() {
+  if (!step_.loading || !(step_.skipped || step_.transfers.kv_holding)) return;
+  for (const RecordedTable& table : *step_.loading) {
+    const RequestId* id = find(table.id);
+    if (id == nullptr || !at(*id).is_live || at(*id).has_received) continue;
+    const auto waits = std::ranges::find(skipped_, *id, &SkippedRequest::id);
+    if (waits == skipped_.end() || !waits->is_loading)
+      reporter_->fail(fmt::format(
+          "loading: `{}` is not in `skipped` with the status WAITING_FOR_REMOTE_KVS", table.id));
+  }
+}
+
 // Applies the transfers of the previous recorded step: requests whose blocks the connector kept,
 // and transfers that ended.
 void ReportedDecisions::take_transfers() {
@@ -389,6 +402,7 @@ const SchedulerOutput& ReportedDecisions::schedule() {
   take_decision();
   take_state();
   take_tables();
+  check_loads();
   if (failure() != nullptr) {
     output_ = {};
     return output_;

@@ -163,6 +163,7 @@ class ReportedDecisions : public DecisionSource, public ConnectorQueries {
   bool take_row(const RecordedScheduled& row);
   void take_pages();
   void take_tables();
+  void check_loads();
   void take_transfers();
   void take_finished();
   void take_report(const KVConnectorOutput& report, RecordedStep& output);

@@ -341,6 +341,24 @@ PLANTS = (
             ),
         ),
     ),
+    Plant(
+        "loading-is-not-apart",
+        "connectors",
+        "A request whose load is in flight waits among those that can run.",
+        (
+            _one(
+                _SCHEDULER,
+                "return (\n            request.num_computed_tokens > 0",
+                "return False and (\n            request.num_computed_tokens > 0",
+                "def _holds_kv_blocks(",
+            ),
+            _one(
+                _SCHEDULER,
+                "self.skipped_waiting.prepend_requests(step_skipped_waiting)",
+                "self.waiting.prepend_requests(step_skipped_waiting)",
+            ),
+        ),
+    ),
 )
 
 
