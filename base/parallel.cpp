@@ -44,19 +44,20 @@ ThreadTeam::~ThreadTeam() {
   num_calls_.notify_all();
 }
 
+// A member may join a call before num_calls_ counts it, so it compares the call itself.
 void ThreadTeam::help(int member) {
-  for (std::uint32_t seen = 0;;) {
+  for (std::uint32_t seen = 0, joined = 0;;) {
     num_calls_.wait(seen);
     seen = num_calls_;
     if (has_ended_) return;
-    std::uint32_t count = at_work_;
-    while ((count & kClosed) == 0 && !at_work_.compare_exchange_weak(count, count + 1)) {
+    std::uint64_t at_work = at_work_;
+    const auto may_join = [&] { return (at_work & kClosed) == 0 && call_of(at_work) != joined; };
+    while (may_join() && !at_work_.compare_exchange_weak(at_work, at_work + 1)) {
     }
-    if ((count & kClosed) != 0) continue;
-    // The call that it has joined may be a later one. That call lasts until this member leaves.
-    seen = num_calls_;
+    if (!may_join()) continue;
+    joined = call_of(at_work);
     take_part(member);
-    if (--at_work_ == kClosed) at_work_.notify_one();
+    if (is_over(--at_work_)) at_work_.notify_one();
   }
 }
 
@@ -75,12 +76,12 @@ void ThreadTeam::run(const std::function<void(int member)>& work) {
   LS_CHECK(work_ == nullptr, "a team of {} threads is at work already", size());
   checks_throw_ = ChecksThrow::is_on();
   work_ = &work;
-  at_work_ = 0;
+  at_work_ = std::uint64_t{num_calls_ + 1} << 32;
   ++num_calls_;
   num_calls_.notify_all();
   take_part(0);
-  for (std::uint32_t count = at_work_ |= kClosed; count != kClosed; count = at_work_)
-    at_work_.wait(count);
+  for (std::uint64_t at_work = at_work_ |= kClosed; !is_over(at_work); at_work = at_work_)
+    at_work_.wait(at_work);
   work_ = nullptr;
   std::exception_ptr first;
   for (std::exception_ptr& thrown : thrown_)

@@ -574,7 +574,7 @@ class StepTest(Folder):
 class BundledRecordingsTest(unittest.TestCase):
     def test_the_recordings_of_these_tests_are_what_their_engine_decides(self) -> None:
         """Some were cut by hand: one that the model does not follow proves nothing of a worker."""
-        files = sorted(HERE.glob("*.jsonl"))
+        files = sorted(file for file in HERE.glob("*.jsonl") if ".case." not in file.name)
         self.assertGreaterEqual(len(files), 6)
         done = subprocess.run([LOCKSTEP, "conform", *files], capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)

@@ -130,9 +130,7 @@ Result<bool> LockstepRun::execute_step(const AgreedBatch& agreed) {
   const SchedulerOutput& decision = *decision_;
   // Before sample(): the report names transfers of earlier steps.
   LS_RETURN_IF_ERROR(connector_.take_report(decision, outputs_));
-  // Without memory, the model's own decisions need no tokens.
-  const bool reads_tokens = memory_ != nullptr || decisions_.model() == nullptr;
-  if (reads_tokens && goes_on_with_unknown_tokens(decision)) {
+  if (goes_on_with_unknown_tokens(decision)) {
     summary_.not_checked.push_back(
         fmt::format("step {} and later steps: they continue with tokens of a step in flight that "
                     "the recording does not have",
@@ -352,10 +350,9 @@ Result<void> LockstepRun::add_request(WorkloadEvent& event) {
     return {};
   }
   LiveRequest live{.name = name, .ticket = event.ticket, .num_prompt_tokens = prompt, .live = true};
-  if (!requests_.add(*id, std::move(live))) {
-    // A fault of a recorded engine is its verdict. Another engine's input is refused.
+  // A fault of a recorded engine is its verdict. Another engine's input is refused.
+  if (!requests_.add(*id, std::move(live)))
     return engine_failed() ? Result<void>() : fail("two live requests have the name {}", name);
-  }
   chain_.add(name);
   observer_.arrived({.id = *id, .name = name, .num_prompt_tokens = prompt, .step = summary_.steps});
   if (memory_ != nullptr) memory_->add_request(*id, spec);
@@ -519,9 +516,9 @@ Result<void> LockstepRun::check_output(const SchedulerOutput& decision,
 
 // True if the step computes tokens that were sampled by a step in flight whose output the recording
 // does not have: it may end before the output arrives, while later steps are recorded. Their
-// contents are unknown, so memory cannot follow.
+// contents are unknown, so neither memory nor another engine's decisions can follow.
 bool LockstepRun::goes_on_with_unknown_tokens(const SchedulerOutput& decision) const {
-  return !outputs_.empty() &&
+  return (memory_ != nullptr || decisions_.model() == nullptr) && !outputs_.empty() &&
          std::ranges::any_of(decision.scheduled, [&](const ScheduledRequest& scheduled) {
            const LiveRequest& request = requests_.at(scheduled.id);
            return request.unsampled_in >= outputs_.oldest().step &&

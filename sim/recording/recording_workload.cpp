@@ -343,7 +343,10 @@ std::string not_followed(std::string_view key, std::string_view what) {
 }
 
 std::string unfollowed_event(const RecordedEvent& event, Decides decide) {
-  if (event.is_session)
+  // A damaged recording may have events of a session that is not there.
+  using Kind = RecordedEvent::Kind;
+  const bool is_of_session = event.kind == Kind::chunk || event.kind == Kind::close;
+  if (event.is_session || (is_of_session && decide == Decides::model))
     return decide == Decides::model
                ? not_followed("resumable", "a request is a session whose input comes in chunks,")
                : "resumable: a request is a session whose input comes in chunks, and a run does "

@@ -156,6 +156,9 @@ bool RunRecorder::finished(const StepView& view) {
   if (view.output_of_step >= 0) step_.output_of_step = view.output_of_step;
   end_.steps = step_.step + 1;
   write_unfinished(view, end_.unfinished);
+  // The next step adds them, if there is one.
+  for (const RecordedEvent& event : late_)
+    if (event.kind == RecordedEvent::Kind::add) std::erase(end_.unfinished, event.request.name);
   sink_(step_);
   return true;
 }

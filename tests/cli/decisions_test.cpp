@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <fstream>
 
 #include "tests/cli/command.h"
 
@@ -287,6 +288,26 @@ TEST(Decisions, ThatDifferFromTheModelAreSavedShrunkToldAndReplayed) {
   EXPECT_NE(without.out.find("THE ENGINE DECIDES DIFFERENTLY"), std::string::npos)
       << "the case itself says what failed it\n"
       << without.out;
+}
+
+// A request of the recording is refused by the engine, so another one runs earlier than recorded:
+// its tokens are unknown. Here they are deleted. A request arrives while the last step runs.
+TEST(Decisions, EndWhereTheyNeedTokensThatTheRecordingDoesNotHave) {
+  std::string text = read_text(std::string(LOCKSTEP_SOURCE_DIR) +
+                               "/tests/regressions/id_used_again_in_a_step.jsonl");
+  for (const auto& [from, to] : {std::pair<std::string, std::string>{R"({"b":[1003]})", "{}"},
+                                 {R"(,"prefix_cache_retention_interval":0)", ""},
+                                 {R"("0.33.0")", R"("0.22.1")"}}) {
+    ASSERT_NE(text.find(from), std::string::npos) << from;
+    text.replace(text.find(from), from.size(), to);
+  }
+  const std::string path = temporary_path("unsampled.jsonl");
+  std::ofstream(path) << text;
+  const Outcome run = run_lockstep(
+      {"replay", path, "--backend", "none", "--decisions", LOCKSTEP_BINARY_DIR "/model_engine"});
+  EXPECT_EQ(run.status, 0) << run.out << run.err;
+  EXPECT_NE(run.out.find("step 4 and later steps: they continue with tokens"), std::string::npos)
+      << run.out;
 }
 
 TEST(Decisions, AreHeldToRelationsWithoutAModel) {

@@ -71,10 +71,11 @@ TEST(Verdicts, ASmallRecordingNamesWhatItDoesNotList) {
   run_lockstep({"audit", path, "--json", json});
   const auto result = nlohmann::json::parse(read_text(json));
   EXPECT_EQ(result["findings"].size(), 1u);
-  EXPECT_EQ(result["not_checked"].at(3),
-            "lost blocks: no step shows all blocks that are held and free");
-  EXPECT_EQ(result["not_checked"].at(4),
-            "the queue of each request: the recording does not list its queues");
+  const auto not_checked = result["not_checked"].get<std::vector<std::string>>();
+  for (const std::string part :
+       {"lost blocks: no step shows all blocks that are held and free",
+        "the queue of each request: the recording does not list its queues"})
+    EXPECT_EQ(std::ranges::count(not_checked, part), 1) << part;
 }
 
 TEST(Verdicts, AShrunkRecordingKeepsItsFailureAndItsSubject) {

@@ -26,6 +26,9 @@ struct Damaged {
 constexpr const char* kNotModelled = "FILE:1: encoder_only groups: ";
 
 const Damaged kDamaged[] = {
+    {"chunk_of_no_session", "FILE:2: resumable: a request is a session",
+     "step 0: gets a chunk of input, and is no live session",
+     "FILE:2: resumable: a request is a session"},
     {"load_into_a_block_that_another_hit", "step 0: connector[0].local: 4 and not 0",
      "step 0: block 1 becomes entry 0 of the table, beyond the hit of 8 tokens, while request "
      "first still loads it",

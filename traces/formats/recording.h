@@ -37,9 +37,8 @@ struct Trace;  // request_trace.h
 // Recordings have them; saved cases and trace hints do not, because the model's scheduler has no
 // such inputs.
 struct InputOptions {
-  std::optional<std::int32_t> max_loras{};  // adapters that may run in one step
-  // Encoder rows of the model's largest multimodal item.
-  std::optional<std::int32_t> mm_max_item_embeds{};
+  std::optional<std::int32_t> max_loras{};           // adapters that may run in one step
+  std::optional<std::int32_t> mm_max_item_embeds{};  // encoder rows of the largest item
   std::optional<bool> disable_chunked_mm_input{};
   std::optional<bool> is_encoder_decoder{};
   std::string runner{};  // "pooling": the model samples nothing
@@ -518,9 +517,8 @@ class RecordingReader {
   std::unique_ptr<State> state_;
 };
 
-// Reads a whole recording. Errors as of RecordingReader.
+// Reads a whole recording. Errors as of RecordingReader; the second: also one without a step.
 Result<Recording> read_recording(const std::string& path);
-// The same, for a command that runs its steps. Errors: also a recording without a step.
 Result<Recording> read_recorded_steps(const std::string& path);
 
 // Converts the recorded requests to a trace, for an engine that samples at other steps than the
