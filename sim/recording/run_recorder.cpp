@@ -60,7 +60,9 @@ void RunRecorder::take_events(const std::vector<WorkloadEvent>& events,
         recorded.pause_state = event.pause_state;
         break;
       case WorkloadEvent::Kind::output:
-        continue;
+        recorded.kind = RecordedEvent::Kind::output;
+        recorded.output_of_step = event.output_of_step;
+        break;
     }
     into.push_back(std::move(recorded));
   }
@@ -71,13 +73,12 @@ Result<Turn> RunRecorder::next_turn(const LoopState& state, std::vector<Workload
   Result<Turn> turn = inner_.next_turn(state, events);
   std::destroy_at(&step_);
   std::construct_at(&step_);
-  step_.before = std::exchange(late_, {});
   take_events({events.begin() + static_cast<std::ptrdiff_t>(before), events.end()}, step_.before);
   return turn;
 }
 
 void RunRecorder::request_refused(std::string_view name, std::uint64_t ticket, const Error& error) {
-  for (std::vector<RecordedEvent>* events : {&step_.before, &late_}) {
+  for (std::vector<RecordedEvent>* events : {&step_.before, &step_.during}) {
     const auto added = std::ranges::find_if(*events, [&](const RecordedEvent& event) {
       return event.kind == RecordedEvent::Kind::add && event.request.name == name;
     });
@@ -89,7 +90,7 @@ void RunRecorder::request_refused(std::string_view name, std::uint64_t ticket, c
 void RunRecorder::while_running(std::vector<WorkloadEvent>& events) {
   const std::size_t before = events.size();
   inner_.while_running(events);
-  take_events({events.begin() + static_cast<std::ptrdiff_t>(before), events.end()}, late_);
+  take_events({events.begin() + static_cast<std::ptrdiff_t>(before), events.end()}, step_.during);
 }
 
 bool RunRecorder::decided(const StepView& view) {
@@ -109,10 +110,7 @@ bool RunRecorder::decided(const StepView& view) {
     write_transfers(view, connector_->received(), step_);
     step_.held = connector_->held();  // so far
   }
-  std::size_t num_resets = 0;  // late resets of the previous step have none here
-  for (RecordedEvent& event : step_.before)
-    if (event.kind == RecordedEvent::Kind::reset_prefix_cache && num_resets < view.resets.size())
-      event.reset_succeeded = view.resets[num_resets++];
+  write_reset_results(view, step_.before);
   return true;
 }
 
@@ -150,15 +148,13 @@ bool RunRecorder::finished(const StepView& view) {
     step_.held = connector_->take_held();
     connector_->finished(view, step_.worker);
   }
+  if (!step_.during.empty()) write_reset_results(view, step_.during);
   write_outcome(view, step_);
   write_stale_outputs(view, step_);
   write_cache_events(view, step_);
   if (view.output_of_step >= 0) step_.output_of_step = view.output_of_step;
   end_.steps = step_.step + 1;
   write_unfinished(view, end_.unfinished);
-  // The next step adds them, if there is one.
-  for (const RecordedEvent& event : late_)
-    if (event.kind == RecordedEvent::Kind::add) std::erase(end_.unfinished, event.request.name);
   sink_(step_);
   return true;
 }

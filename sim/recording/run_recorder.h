@@ -84,7 +84,6 @@ class RunRecorder final : public Workload, public StepObserver {
   Sink sink_;
   std::optional<ConnectorLog> connector_;
   RecordedStep step_;
-  std::vector<RecordedEvent> late_;  // came while the model ran
   RecordingEnd end_;
 };
 
