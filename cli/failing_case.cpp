@@ -171,10 +171,11 @@ RecordingEnd end_within_step(const Recording& recording) {
   end.steps = std::ssize(recording.steps);
   std::set<std::string> live;
   for (const RecordedStep& step : recording.steps) {
-    for (const RecordedEvent& event : step.before) {
-      if (event.kind == RecordedEvent::Kind::add) live.insert(event.request.name);
-      if (event.kind == RecordedEvent::Kind::abort) live.erase(event.name);
-    }
+    for (const auto* events : {&step.before, &step.during})
+      for (const RecordedEvent& event : *events) {
+        if (event.kind == RecordedEvent::Kind::add) live.insert(event.request.name);
+        if (event.kind == RecordedEvent::Kind::abort) live.erase(event.name);
+      }
     for (const RecordedStopped& stopped : step.stopped) live.erase(stopped.id);
   }
   end.unfinished = {live.begin(), live.end()};

@@ -78,16 +78,19 @@ std::uint32_t MarkCollector::state_of(const RecordedStep& step, const RecordedSc
 }
 
 // Follows the requests through one step, in the order in which an engine acts: events, preemptions,
-// schedule, loads, sends, ends.
+// schedule, loads, sends, ends, events while the step ran.
 void MarkCollector::follow_requests(const RecordedStep& step) {
-  for (const RecordedEvent& event : step.before) {
-    if (event.kind == RecordedEvent::Kind::add) {
-      enter(event.request.name, kAdded);
-      requests_[event.request.name].num_prompt_tokens = event.request.prompt.size();
-    } else if (event.kind == RecordedEvent::Kind::abort) {
-      enter(event.name, kAborted);
+  const auto follow_events = [&](const std::vector<RecordedEvent>& events) {
+    for (const RecordedEvent& event : events) {
+      if (event.kind == RecordedEvent::Kind::add) {
+        enter(event.request.name, kAdded);
+        requests_[event.request.name].num_prompt_tokens = event.request.prompt.size();
+      } else if (event.kind == RecordedEvent::Kind::abort) {
+        enter(event.name, kAborted);
+      }
     }
-  }
+  };
+  follow_events(step.before);
   for (const std::string& name : step.preempted) enter(name, kPreempted);
   for (const RecordedScheduled& scheduled : step.scheduled)
     enter(scheduled.id, state_of(step, scheduled, requests_[scheduled.id]));
@@ -95,6 +98,7 @@ void MarkCollector::follow_requests(const RecordedStep& step) {
     for (const RecordedTable& table : *step.loading) enter(table.id, kLoading);
   for (const std::string& name : step.held) enter(name, kHeld);
   for (const RecordedStopped& stopped : step.stopped) enter(stopped.id, kStopped);
+  follow_events(step.during);
 }
 
 // Pairs of classes in a step grow with the square of their number, but few classes occur in one

@@ -218,9 +218,9 @@ void TallyCounter::count_abort_of_running(const Request& request) {
     tally_.count(request.num_steps > 1 ? Reached::abort_mid_prefill : Reached::abort_first_chunk);
 }
 
-// Counts events before the step. A reset that a running request prevents counts as refused.
-void TallyCounter::count_events(const RecordedStep& step) {
-  for (const RecordedEvent& event : step.before) {
+// A reset that a running request prevents counts as refused.
+void TallyCounter::count_events(const std::vector<RecordedEvent>& events) {
+  for (const RecordedEvent& event : events) {
     switch (event.kind) {
       case RecordedEvent::Kind::add:
         requests_[event.request.name] = {.num_prompt_tokens = event.request.prompt.size(),
@@ -496,7 +496,7 @@ void TallyCounter::count_outcome(const RecordedStep& step) {
 void TallyCounter::step(const RecordedStep& step) {
   tally_.count(Reached::step);
   if (step.scheduled.empty()) tally_.count(Reached::idle_step);
-  count_events(step);
+  count_events(step.before);
   count_victims(step);
   count_preempted(step);
   count_answers(step);
@@ -504,6 +504,7 @@ void TallyCounter::step(const RecordedStep& step) {
   count_transfers(step);
   count_pages(step);
   count_outcome(step);
+  count_events(step.during);
   // Without asynchronous scheduling each step's output is processed before the next step.
   if (!step.scheduled.empty()) ++steps_in_flight_;
   const bool comes_in = step.output_of_step || !saved_.engine.async_scheduling;

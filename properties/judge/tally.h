@@ -298,7 +298,7 @@ class TallyCounter {
     bool lists_its_end = false;  // true if only listed stop tokens end it before its length
   };
 
-  void count_events(const RecordedStep& step);
+  void count_events(const std::vector<RecordedEvent>& events);
   void count_abort(const std::string& name);
   void count_abort_of_running(const Request& request);
   void count_drafts(const RecordedScheduled& scheduled, Request& request);

@@ -69,10 +69,10 @@ TEST(ConnectorCases, AreDrawnLastSoThatTheRestOfACaseStays) {
   GeneratorOptions without;
   without.backend = "none";
   GeneratorOptions with = without;
-  with.never = {Feature::short_drafts,  Feature::rising_priorities, Feature::bounded_replay,
-                Feature::rings,         Feature::compressed_rows,   Feature::equal_requests,
-                Feature::mapped_tables, Feature::engine_hashes,     Feature::whole_caches,
-                Feature::same_instant,  Feature::hits_inside_blocks};
+  with.never = {Feature::short_drafts,  Feature::rising_priorities,  Feature::bounded_replay,
+                Feature::rings,         Feature::compressed_rows,    Feature::equal_requests,
+                Feature::mapped_tables, Feature::engine_hashes,      Feature::whole_caches,
+                Feature::same_instant,  Feature::hits_inside_blocks, Feature::stop_tokens};
   with.never.add(kBesideTokens);
   without.never = with.never;
   without.never.add({Feature::connector_peers, Feature::host_tier});
