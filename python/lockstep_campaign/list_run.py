@@ -182,7 +182,8 @@ def _others(command: str, count: int) -> dict[str, Any]:
     if command == "conform":
         line = f"{count} file{'s' if count > 1 else ''} that conform does not read"
         return {"not_looked_at": [line]}
-    return {"not_recordings": count, "not_checked": ["files of folders that are not recordings"]}
+    what = "files of folders that are not recordings, and links to folders"
+    return {"not_recordings": count, "not_checked": [what]}
 
 
 def _no_recording(path: str) -> dict[str, str]:
