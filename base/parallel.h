@@ -51,7 +51,9 @@ class ThreadTeam {
   // Lower half: members at work besides the caller; with kClosed, none may begin. Upper half: the
   // call.
   static constexpr std::uint64_t kClosed = std::uint64_t{1} << 31;
-  static std::uint32_t call_of(std::uint64_t at_work) { return at_work >> 32; }
+  static std::uint32_t call_of(std::uint64_t at_work) {
+    return static_cast<std::uint32_t>(at_work >> 32);
+  }
   static bool is_over(std::uint64_t at_work) { return (at_work << 32) == (kClosed << 32); }
   std::atomic<std::uint64_t> at_work_ = kClosed;
   std::atomic<std::uint32_t> num_calls_ = 0;        // threads wait for the next one

@@ -121,9 +121,8 @@ Result<AuditFile> audit_recording(const std::string& path, AuditedRules rules,
 }
 
 Result<AuditFile> audit_recording(const std::string& path,
-                                  std::shared_ptr<const Recording> recording) {
-  return audit_steps(path, recording->header, RecordedSteps(recording, path), AuditedRules::all,
-                     {});
+                                  std::shared_ptr<const Recording> recording, AuditedRules rules) {
+  return audit_steps(path, recording->header, RecordedSteps(recording, path), rules, {});
 }
 
 }  // namespace lockstep

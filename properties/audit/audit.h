@@ -177,6 +177,6 @@ Result<AuditFile> audit_recording(const std::string& path, AuditedRules rules = 
                                   const TellFinding& tell = {});
 // A recording that was read from `path`.
 Result<AuditFile> audit_recording(const std::string& path,
-                                  std::shared_ptr<const Recording> recording);
+                                  std::shared_ptr<const Recording> recording, AuditedRules rules);
 
 }  // namespace lockstep

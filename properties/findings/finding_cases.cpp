@@ -27,7 +27,8 @@ constexpr Names kInFlight[] = {"audit.sampled", "audit.attention_read", "audit.s
 constexpr Names kStops[] = {"engine.exception"};
 constexpr Names kKept[] = {"audit.planned_blocks", "liveness"};
 constexpr Names kCut[] = {"audit.scheduled_tokens", "engine.exception"};
-constexpr Names kDropped[] = {"audit.sampled", "audit.scheduled_tokens", "engine.exception"};
+constexpr Names kDropped[] = {"audit.sampled", "audit.scheduled_tokens", "audit.stale_output",
+                              "liveness", "engine.exception"};
 constexpr Names kCounted[] = {"audit.conservation", "engine.exception"};
 
 // Files in the order in which try_finding() runs them. Names with a release are recordings of that
@@ -67,7 +68,9 @@ constexpr Names kFiles20[] = {"states_before_gaps_never_end.case.jsonl",
                               "vllm_0_28_0_state_before_gap_is_kept.jsonl",
                               "vllm_0_28_0_state_before_gap_does_not_fit.jsonl"};
 constexpr Names kFiles21[] = {"vllm_0_28_0_padded_request_is_cut.jsonl"};
-constexpr Names kFiles22[] = {"vllm_0_22_1_reset_drops_later_output.jsonl"};
+constexpr Names kFiles22[] = {"vllm_0_22_1_reset_drops_later_output.jsonl",
+                              "reset_leaves_a_request_waiting.case.jsonl",
+                              "reset_again_takes_dropped_output.case.jsonl"};
 constexpr Names kFiles23[] = {"vllm_0_22_1_load_shorter_than_hit.jsonl",
                               "load_shorter_than_hit.case.jsonl"};
 constexpr Names kFiles25[] = {"vllm_0_33_0_replay_into_null_block.jsonl"};

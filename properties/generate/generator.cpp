@@ -165,19 +165,27 @@ void draw_several_rows(Draw& draw, SavedCase& saved) {
     saved = std::move(next);
 }
 
-// Caches that are generated last, in this order. A case without a row's features is the same with
-// and without the row. A new cache is a row at the end, and its features are at the end of the
-// table.
-struct LastCache {
+// Lets some resets of the prefix cache preempt all running requests first.
+void draw_running_resets(Draw& draw, SavedCase& saved) {
+  if (!draw.has(Feature::running_resets)) return;
+  for (TraceRecord& record : saved.trace.records)
+    if (auto* control = std::get_if<TraceControl>(&record))
+      control->preempts_running = draw.choices.chance(70);
+}
+
+// What is generated last, in this order. A case without a row's features is the same with and
+// without the row. A new cache is a row at the end, and its features are at the end of the table.
+struct LastStage {
   Feature first;  // first of its features, which are consecutive
-  void (*draw_cache)(Draw& draw, SavedCase& saved);
+  void (*draw)(Draw& draw, SavedCase& saved);
 };
 constexpr std::array kLast = {
-    LastCache{Feature::cross_attention, draw_encoders_and_sinks},
-    LastCache{Feature::drafter_cache, draw_drafter_cache},
-    LastCache{kHostPages, draw_host_pages},
-    LastCache{Feature::whole_caches, draw_whole_caches},
-    LastCache{Feature::several_rows, draw_several_rows},
+    LastStage{Feature::cross_attention, draw_encoders_and_sinks},
+    LastStage{Feature::drafter_cache, draw_drafter_cache},
+    LastStage{kHostPages, draw_host_pages},
+    LastStage{Feature::whole_caches, draw_whole_caches},
+    LastStage{Feature::several_rows, draw_several_rows},
+    LastStage{Feature::running_resets, draw_running_resets},
 };
 
 }  // namespace
@@ -250,7 +258,7 @@ void draw_caches(Draw& draw, SavedCase& saved) {
         i + 1 < kLast.size() ? static_cast<std::size_t>(kLast[i + 1].first) : kNumFeatures;
     draw_features(draw.choices, draw.options, kLast[i].first, end, draw.features);
     draw.choices.enter(CasePart::caches);
-    kLast[i].draw_cache(draw, saved);
+    kLast[i].draw(draw, saved);
   }
   split_blocks(draw, saved);
 }

@@ -107,8 +107,9 @@ namespace lockstep {
   X(reference_windows, 25)                                                                       \
   X(drafter_cache, 60) /* layers of a draft model, which its own passes write */                 \
   X(hisparse, 8) /* groups of HiSparse, and the workers of their pages, in place of the cache */ \
-  X(whole_caches, 60) /* replicated over context parallel ranks, with sharded ones */            \
-  X(several_rows, 15) /* several stored rows per token, of K and V */
+  X(whole_caches, 60)   /* replicated over context parallel ranks, with sharded ones */          \
+  X(several_rows, 15)   /* several stored rows per token, of K and V */                          \
+  X(running_resets, 40) /* resets of the prefix cache that first preempt all running requests */
 
 enum class Feature : std::uint8_t {
 #define LOCKSTEP_FEATURE_NAME(name, percent) name,

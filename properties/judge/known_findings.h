@@ -42,8 +42,22 @@ struct KnownFinding {
   SavedCase (*repaired)(const SavedCase& saved) = nullptr;
 };
 
+// A defect in which the model does not follow the engine: it continues where the engine stops or
+// miscounts.
+struct EngineFinding {
+  KnownFinding finding;
+  std::string_view text;  // part of the engine's message; empty: any
+  Reached reached;        // a class that the model must reach in the same case, and pass
+};
+
 // Returns the findings that the model's own decisions show, in the order in which they are tried.
 std::span<const KnownFinding> known_findings();
+// Returns the findings that other engines show, and those that an engine's worker names.
+std::span<const EngineFinding> engine_findings();
+std::span<const KnownFinding> worker_findings();
+// Returns the case under a profile in which every finding that a rule repairs is repaired.
+// Unchanged: its release has none.
+SavedCase with_all_rules_repaired(const SavedCase& saved);
 // Returns the finding with this number, including those that only other engines and workers show.
 // Null: no finding of this number can be recognised.
 const KnownFinding* finding_of_number(int number);

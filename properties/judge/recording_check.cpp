@@ -78,12 +78,8 @@ RecordingCheck check_recording(const std::string& path, std::shared_ptr<const Re
     check.parts = std::move(model->mismatch);
   else
     check.not_compared = model.error().message;
-  if (auto audit = audit_recording(path, recording)) {
+  if (auto audit = audit_recording(path, recording, rules)) {
     check.findings = std::move(audit->findings);
-    if (rules == AuditedRules::memory)
-      std::erase_if(check.findings, [](const AuditFinding& finding) {
-        return group_of(finding.rule) == RuleGroup::policy;
-      });
     check.not_audited = audit->skipped;
   } else {
     check.not_audited = audit.error().message;

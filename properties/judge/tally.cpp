@@ -232,6 +232,7 @@ void TallyCounter::count_events(const std::vector<RecordedEvent>& events) {
         break;
       case RecordedEvent::Kind::reset_prefix_cache:
         tally_.count(event.reset_succeeded ? Reached::reset_done : Reached::reset_refused);
+        if (event.resets_running) tally_.count(Reached::reset_preempts);
         break;
       default:
         break;

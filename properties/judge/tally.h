@@ -146,6 +146,7 @@ namespace lockstep {
   X(late_output, anything)               \
   X(reset_done, anything)                \
   X(reset_refused, anything)             \
+  X(reset_preempts, anything)            \
   X(salted_request, anything)            \
   X(same_instant, anything)              \
   X(session_resumed, anything)           \

@@ -28,13 +28,6 @@ void share_context(SavedCase& saved) { saved.engine.dcp = 2; }
 // Hashes that cover the next token exist only with EAGLE.
 void draft_with_eagle(SavedCase& saved) { saved.engine.spec_method = SpecMethod::eagle; }
 
-// Makes every reset of the prefix cache preempt all running requests. The generator's resets do
-// not.
-void preempt_with_resets(SavedCase& saved) {
-  for (TraceRecord& record : saved.trace.records)
-    if (auto* control = std::get_if<TraceControl>(&record)) control->preempts_running = true;
-}
-
 // Adds a host tier of 8 blocks, so small that it also evicts.
 void with_host_tier(SavedCase& saved) {
   saved.connector.parts = {ConnectorKind::host};
@@ -208,7 +201,7 @@ const Mutant kDecisions[] = {
     row("stale-output-taken", "vLLM 0.33.0 design",
         "output that was in flight when a reset sent its request back is still processed",
         "a reset that preempts running requests, with a step in flight", {"audit.stale_output"},
-        decisions({resets, async_scheduling, bursts}, {drafts}), preempt_with_resets),
+        decisions({resets, running_resets, async_scheduling, bursts}, {drafts})),
     row("resume-appended", "vLLM V1 design",
         "a resumed request receives only its new blocks, like a running one",
         "a preempted request that resumes with a hit",

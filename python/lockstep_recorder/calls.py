@@ -146,6 +146,12 @@ def _ending(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     return ends
 
 
+def is_refused_reset(error: RuntimeError) -> bool:
+    """reset_prefix_cache() raises after it has preempted all running requests, if a load or a step
+    in flight still holds blocks. EngineCore returns the error to the client and continues."""
+    return "Failed to reset KV cache" in str(error)
+
+
 def end_on_others(recorded: type) -> Callable[[type], type]:
     """Makes every method of a class end the recording that neither `recorded` overrides nor
     WITHOUT_EFFECT lists."""

@@ -13,7 +13,7 @@ import vllm
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from lockstep_recorder.calls import ATTRIBUTES_WITHOUT_EFFECT, end_on_others
+from lockstep_recorder.calls import ATTRIBUTES_WITHOUT_EFFECT, end_on_others, is_refused_reset
 from lockstep_recorder.recorder import Recorder
 
 
@@ -93,10 +93,18 @@ class Recorded(_AnyScheduler):
     def reset_prefix_cache(
         self, reset_running_requests: bool = False, *args: Any, **kwargs: Any
     ) -> bool:
+        refused = None
         with _Call(self, "reset_prefix_cache"):
             num_preempted = len(self.running) if reset_running_requests else 0
-            succeeded = super().reset_prefix_cache(reset_running_requests, *args, **kwargs)
+            try:
+                succeeded = super().reset_prefix_cache(reset_running_requests, *args, **kwargs)
+            except RuntimeError as error:
+                if not is_refused_reset(error):
+                    raise
+                succeeded, refused = False, error
             self.recorder.reset(succeeded, num_preempted)
+        if refused is not None:
+            raise refused
         return succeeded
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:

@@ -60,6 +60,17 @@ class FindingsTest(unittest.TestCase):
         mine = {row["number"]: CELLS[row["engines"][0]["verdict"]] for row in found}
         self.assertEqual(mine, of_page[release])
 
+    def test_a_reset_that_fails_leaves_the_engine_running(self) -> None:
+        """vLLM raises, because a step in flight holds blocks. Its core tells the client."""
+        case = ROOT / "tests" / "regressions" / "reset_refused_in_flight.case.jsonl"
+        done = subprocess.run(
+            [COMMAND, "replay", case, "--decisions", f"vllm:{self.folder}"],
+            capture_output=True,
+            text=True,
+            env=os.environ | {"LOCKSTEP_PYTHON": sys.executable},
+        )
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
 
 def load_tests(loader: unittest.TestLoader, *_: object) -> unittest.TestSuite:
     """Runs the test once per available vLLM."""

@@ -12,9 +12,11 @@ import tempfile
 import unittest
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import scenarios
 from installed_vllm import Line, lines_of, vllm_engine
+from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from lockstep_recorder.calls import end_on_others
@@ -93,6 +95,23 @@ class CallsTest(unittest.TestCase):
         self.engine.schedule()
         _, step, end = self.lines()
         self.assertEqual(step["before"][1], {"reset_prefix_cache": True})
+        self.assertNotIn("x_stopped_because", end)
+
+    def test_a_reset_that_preempts_and_fails_is_recorded(self) -> None:
+        """vLLM raises. The engine returns that to its client and continues."""
+        self.start()
+        self.engine.add(request("a"))
+        self.engine.schedule()
+        self.engine.update(self.engine.model_output({"a": [7]}))
+        with (
+            patch.object(KVCacheManager, "reset_prefix_cache", return_value=False),
+            self.assertRaises(RuntimeError),
+        ):
+            self.scheduler.reset_prefix_cache(reset_running_requests=True)
+        self.engine.schedule()
+        _, _, second, end = self.lines()
+        self.assertEqual(second["before"], [{"reset_prefix_cache": False, "running": True}])
+        self.assertTrue(second["scheduled"][0]["resumed"])
         self.assertNotIn("x_stopped_because", end)
 
     def test_a_reset_that_preempts_drops_what_is_in_flight(self) -> None:

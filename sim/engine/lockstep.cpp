@@ -303,14 +303,14 @@ Result<void> LockstepRun::apply_events() {
 // Resets the prefix cache. If the engine preempts all running requests first, it drops their output
 // in flight, and the same positions are sampled again. So the loop takes the engine's counts.
 void LockstepRun::reset_prefix_cache(bool preempts_running) {
-  std::vector<RequestId> victims;
-  if (preempts_running) {
-    const auto running = decisions_.running();
-    victims.assign(running.begin(), running.end());
-  }
+  const auto running = preempts_running ? decisions_.running() : std::span<const RequestId>();
+  const std::vector<RequestId> victims(running.begin(), running.end());
   before_.resets.push_back(decisions_.reset_prefix_cache(preempts_running) ? 1 : 0);
   chain_.add(before_.resets.back());
-  for (const RequestId id : victims) know_tokens(id, decisions_.num_tokens(id));
+  for (const RequestId id : victims) {
+    know_tokens(id, decisions_.num_tokens(id));
+    if (memory_ != nullptr) memory_->preempt(id);
+  }
 }
 
 // Forgets the tokens after the first `num_known`: prompt and output together.

@@ -117,6 +117,7 @@ class RankRun final {
     worker_.drop_sampled(id, num_tokens);
     if (engine_worker_ != nullptr) engine_worker_->dropped(id, num_tokens);
   }
+  void preempt(RequestId id) { builder_.preempt(id); }
   void release(std::span<const HeldRequest> held) { builder_.release(held); }
 
   Checked run_step(const SchedulerOutput& decision, const ModelOutput& output,
@@ -287,6 +288,10 @@ void RunMemory::append_sampled(RequestId id, std::span<const std::int32_t> token
 
 void RunMemory::drop_sampled(RequestId id, std::int64_t num_tokens) {
   for (const auto& rank : ranks_) rank->drop_sampled(id, num_tokens);
+}
+
+void RunMemory::preempt(RequestId id) {
+  for (const auto& rank : ranks_) rank->preempt(id);
 }
 
 void RunMemory::release(std::span<const HeldRequest> held) {

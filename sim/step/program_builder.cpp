@@ -79,6 +79,7 @@ Checked ProgramBuilder::build(const SchedulerOutput& decision, const StepTransfe
                               StepProgram& program) {
   reset(program, decision.step);
   std::swap(program.settled, settled_);
+  std::swap(program.clear_rows, preempted_rows_);
   row_requests_.clear();
   void_rows_.clear();
   mark_to_be_zeroed(decision, true);
@@ -138,6 +139,11 @@ void ProgramBuilder::leave(const SchedulerOutput& decision, const StepTransfers&
     if (is_replaced) request.replaced_tables = request.tables;
     if (const std::int32_t row = worker_.leave_row(id); row >= 0) program.clear_rows.push_back(row);
   }
+}
+
+void ProgramBuilder::preempt(RequestId id) {
+  if (!worker_.is_known(id)) return;  // it has never run
+  if (const std::int32_t row = worker_.leave_row(id); row >= 0) preempted_rows_.push_back(row);
 }
 
 void ProgramBuilder::release(std::span<const HeldRequest> held) {

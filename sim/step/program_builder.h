@@ -42,6 +42,8 @@ class ProgramBuilder {
                 StepProgram& program);
   // Forgets finished requests that are no longer in `held`: their blocks are free now.
   void release(std::span<const HeldRequest> held);
+  // Removes a request from the batch in the next program, if it has run.
+  void preempt(RequestId id);
 
   // The request of each entry of StepProgram::rows of the last program.
   std::span<const RequestId> row_requests() const { return row_requests_; }
@@ -108,8 +110,9 @@ class ProgramBuilder {
   IdVector<BlockId, std::int32_t> group_of_block_;
   IdVector<BlockId, std::uint8_t> to_be_zeroed_;  // 0 or 1: in this step
   std::vector<BlockId> handed_;
-  std::map<BlockId, RequestId> hit_;  // blocks hit in this step, by request
-  std::vector<BlockCopy> settled_;    // for the next program
+  std::map<BlockId, RequestId> hit_;          // blocks hit in this step, by request
+  std::vector<BlockCopy> settled_;            // for the next program
+  std::vector<std::int32_t> preempted_rows_;  // for the next program
   // By block: the request that loads into it and has not run since; absent: no load.
   using LoadedFor = IdVector<BlockId, std::optional<RequestId>>;
   LoadedFor loaded_for_;

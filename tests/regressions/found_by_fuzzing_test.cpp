@@ -341,6 +341,21 @@ TEST(FoundByFuzzing, AWorkerNamesItsFindings) {
   EXPECT_EQ(number_of("input: row r0 feeds the model token 7; finding 28: "), 0);
 }
 
+// Seeds 8797 and 28899 of 0.22.1: after a reset a request waits forever for output that was
+// dropped, and after a second one the engine takes output that it had to drop.
+TEST(FoundByFuzzing, FindingTwentyTwoIsRecognised) {
+  for (const std::string name :
+       {"reset_leaves_a_request_waiting", "reset_again_takes_dropped_output"}) {
+    const auto saved =
+        read_saved_case(LOCKSTEP_SOURCE_DIR "/tests/regressions/" + name + ".case.jsonl");
+    ASSERT_TRUE(saved) << saved.error().message;
+    const Outcome outcome = judge(*saved, make_simt_backend);
+    const KnownFinding* finding = known_finding(*saved, outcome, JudgeOptions{});
+    ASSERT_NE(finding, nullptr) << name << ": " << outcome.what;
+    EXPECT_EQ(finding->number, 22) << name;
+  }
+}
+
 // False reports of the audit, seeds 176, 3493, 2026112600076367 and 2026112600135322 of 0.33.0: a
 // load stores a block again under its hash; a hit that windows compute again has slots for drafts
 // at its end; of two requests with one prompt, one stores its last block while the other still

@@ -219,6 +219,10 @@ void decision_fields(Io& io, FieldsOf<Io, RecordedStep>& step, const RecordingHe
 // when unknown, so the member passes through an optional.
 template <class Io>
 void state_fields(Io& io, FieldsOf<Io, RecordedStep>& step, const RecordingHeader& header) {
+  if constexpr (Io::kReads) {  // an engine reports them several times in a step
+    step.running.clear();
+    step.waiting.clear();
+  }
   io.required("running", step.running);
   io.required("waiting", step.waiting);
   io.optional("skipped", step.skipped, kPairs);

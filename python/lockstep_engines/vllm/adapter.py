@@ -24,6 +24,7 @@ from lockstep_engines.vllm.engine import (
     Scheduler,
 )
 from lockstep_recorder.cache_counter import CacheCounter
+from lockstep_recorder.calls import is_refused_reset
 from lockstep_recorder.decisions import Decisions, tables_of
 
 _CONNECTORS = {
@@ -144,7 +145,12 @@ class _Case:
 
     def reset(self, running: bool) -> Object:
         options = {"reset_running_requests": True} if running else {}
-        done = self.scheduler.reset_prefix_cache(**options)
+        try:
+            done = self.scheduler.reset_prefix_cache(**options)
+        except RuntimeError as error:
+            if not is_refused_reset(error):
+                raise
+            done = False
         if done:
             self._was_cleared = True
             self._counter.watch()
