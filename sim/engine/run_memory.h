@@ -86,8 +86,8 @@ class RunMemory {
   void append_sampled(RequestId id, std::span<const std::int32_t> tokens);
   // Drops what was sampled after the request's first `num_tokens` tokens, as the engine has done.
   void drop_sampled(RequestId id, std::int64_t num_tokens);
-  // Removes a request from the batch before the next step: a reset has preempted it. Releases before
-  // 0.27.0 do not report that in a decision.
+  // Removes a request from the batch before the next step: a reset has preempted it, which releases
+  // before 0.27.0 do not report in a decision.
   void preempt(RequestId id);
   // Frees the blocks of finished requests that are not in `held`. Called after the step's output.
   void release(std::span<const HeldRequest> held);
