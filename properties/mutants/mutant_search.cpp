@@ -180,12 +180,11 @@ class CaseSearch {
       : mutant_(mutant),
         bench_(bench),
         options_(options),
-        judging_([&bench](const auto& saved) {
-          JudgeOptions judged_by{.backend = bench.backend};
-          if (bench.decider) judged_by.decisions = bench.decider->decisions;
-          return judge(saved, judged_by);
-        }),
-        child_(options.case_time_limit) {}
+        judged_by_{.backend = bench.backend},
+        judging_([this](const auto& saved) { return judge(saved, judged_by_); }),
+        child_(options.case_time_limit) {
+    if (bench.decider) judged_by_.decisions = bench.decider->decisions;
+  }
 
   MutantReport run() {
     report_.mutant = &mutant_;
@@ -275,10 +274,15 @@ class CaseSearch {
     const auto begin = Clock::now();
     const StillFails planted =
         fails_like(report_.failure, [this](const auto& saved) { return judged_by_child(saved); });
-    const StillFails by_the_defect = [&](const SavedCase& saved) -> std::optional<std::int64_t> {
+    const StillFails by_the_defect = [&](const SavedCase& saved,
+                                         std::int64_t steps_max) -> std::optional<std::int64_t> {
       if (saved.mutants.empty()) return std::nullopt;
-      const auto steps = planted(saved);
-      if (!steps || judged(without_defect(saved)).kind != "agreed") return std::nullopt;
+      // One step more: some failures are found between the last step and the next.
+      judged_by_.steps_max = steps_max == 0 ? 0 : steps_max + 1;
+      const auto steps = planted(saved, steps_max);
+      judged_by_.steps_max = 0;
+      if (!steps || (steps_max > 0 && *steps > steps_max)) return steps;
+      if (judged(without_defect(saved)).kind != "agreed") return std::nullopt;
       return steps;
     };
     const auto result =
@@ -300,6 +304,7 @@ class CaseSearch {
   const Mutant& mutant_;
   const MutantBench& bench_;
   const MutantSearchOptions& options_;
+  JudgeOptions judged_by_;
   const Judging judging_;
   FollowingChild child_;
   MutantReport report_;
