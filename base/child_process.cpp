@@ -30,6 +30,8 @@ using Clock = std::chrono::steady_clock;
 
 // Marks a complete answer. A child that crashes in the middle of its answer leaves text without it.
 constexpr char kEndOfAnswer = '\0';
+// Of beat(), before the answer.
+constexpr char kBeat = '\1';
 
 void close_fd(int& fd) {
   if (fd >= 0) ::close(fd);
@@ -106,7 +108,7 @@ Result<void> FollowingChild::start() {
 // Reads the answer and the child's output until the answer is complete or the child has closed both
 // ends. False: neither happened within the time limit. REQUIRES: called by the parent.
 bool FollowingChild::listen(ChildAnswer& answer) const {
-  const auto until = Clock::now() + time_limit_;
+  auto until = Clock::now() + time_limit_;
   // Only time lost during this piece of work extends the limit. /proc is read only for work that
   // does not end at once.
   std::optional<std::chrono::milliseconds> lost_before;
@@ -127,6 +129,11 @@ bool FollowingChild::listen(ChildAnswer& answer) const {
       const ssize_t got = ::read(end.fd, buffer.data(), buffer.size());
       std::string& text = end.fd == line_fd_ ? answer.text : answer.last_words;
       if (got > 0) text.append(buffer.data(), static_cast<std::size_t>(got));
+      if (std::erase(answer.text, kBeat) > 0) {
+        until = Clock::now() + time_limit_;
+        lost_before.reset();
+        if (stop_requested()) return false;
+      }
       // A socket whose peer was killed with unread data reports ECONNRESET instead of its end.
       if (got == 0 || (got < 0 && errno == ECONNRESET)) end.fd = -1;
     }
@@ -167,6 +174,8 @@ Result<ChildAnswer> FollowingChild::run(const std::function<std::string()>& work
   end();
   return answer;
 }
+
+void FollowingChild::beat() const { write_all(line_fd_, std::string(1, kBeat)); }
 
 // _exit() in the child: the parent owns the buffers and temporary files that atexit handlers would
 // flush or remove.

@@ -63,9 +63,12 @@ class FollowingChild {
   std::chrono::milliseconds time_limit() const { return time_limit_; }
   // Runs `work` in the child and returns its answer in both processes. Forks the child if there is
   // none. A child that crashes or exceeds the time limit is gone afterwards; the next run() forks a
-  // new one from the parent's state. In the child, `last_words` is always empty. Errors: the system
-  // has no process or pipe left.
+  // new one from the parent's state. An answer is text without '\0' and '\1'. In the child,
+  // `last_words` is always empty. Errors: the system has no process or pipe left.
   Result<ChildAnswer> run(const std::function<std::string()>& work);
+  // Extends the time limit, which then counts from here: for work that has many parts. REQUIRES:
+  // called by the work of run().
+  void beat() const;
   // Ends the child. Returns only in the parent; in the child it exits the process with status 0.
   void end();
 

@@ -308,9 +308,10 @@ Result<ShrunkCase> shrink_case(const SavedCase& saved, const Failure& failure,
   };
   // After the time limit every candidate counts as not failing, so the shrinker ends with the best
   // case so far.
-  const StillFails in_time = [&](const SavedCase& smaller) -> std::optional<std::int64_t> {
+  const StillFails in_time = [&](const SavedCase& smaller,
+                                 std::int64_t steps_max) -> std::optional<std::int64_t> {
     elapsed += clock.lap();
-    return out_of_time() ? std::nullopt : still_fails(smaller);
+    return out_of_time() ? std::nullopt : still_fails(smaller, steps_max);
   };
   const auto not_again = [&] {
     return fail(

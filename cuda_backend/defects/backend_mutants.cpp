@@ -56,7 +56,7 @@ std::vector<std::string_view> backend_defect_names() {
 
 Result<cuda::Seams> cuda::planted_seams(const BackendConfig& config) {
   if (config.mutant.empty()) return Seams{};
-  const std::vector<PlantedDefect> all = planted_defects();
+  static const std::vector<PlantedDefect> all = planted_defects();  // a case opens many backends
   const auto entry = std::ranges::find(all, config.mutant, &PlantedDefect::id);
   if (entry == all.end())
     return fail("mutant: '{}' is not planted in this backend; known: {}", config.mutant,

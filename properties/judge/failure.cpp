@@ -164,8 +164,8 @@ Failure judge_here(const SavedCase& saved, const Judging& judging) {
 }
 
 StillFails fails_like(const Failure& first, JudgeCase judge_case) {
-  return [first, judge_case =
-                     std::move(judge_case)](const SavedCase& saved) -> std::optional<std::int64_t> {
+  return [first, judge_case = std::move(judge_case)](const SavedCase& saved,
+                                                     std::int64_t) -> std::optional<std::int64_t> {
     const auto failure = judge_case(saved);
     if (!failure || !failure->same_as(first)) return std::nullopt;
     // With recorded decisions the schedule cannot change: the same request must fail with the same

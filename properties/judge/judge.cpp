@@ -403,8 +403,9 @@ Outcome judge_session(const SavedCase& saved, const LockstepConfig& config,
     benches[is_parallel ? static_cast<std::size_t>(outcome.dp_rank) : 0].keep_recorded();
   for (const SessionEngine& engine : engines) count_faults(engine.faulty, outcome.tally);
   if (options.summary != nullptr) *options.summary = report->summary;
+  const bool is_cut = options.steps_max > 0 && outcome.steps >= options.steps_max;
   for (std::size_t i = 0; i < engines.size(); ++i)
-    if (outcome.kind == OutcomeKind::agreed) benches[i].end();
+    if (outcome.kind == OutcomeKind::agreed && !is_cut) benches[i].end();
   // Failures of one rank name it, since the same request name may exist on all of them.
   if (is_parallel && outcome.failed() && outcome.dp_rank >= 0)
     outcome.what = fmt::format("data parallel rank {}: {}", outcome.dp_rank, outcome.what);
@@ -416,7 +417,8 @@ Outcome judge_session(const SavedCase& saved, const LockstepConfig& config,
 Outcome judge(const SavedCase& saved, const JudgeOptions& options) {
   if (saved.mutants.size() > 1)
     return refusal({fmt::format("mutants: {}; a case has at most one", saved.mutants.size())});
-  const LockstepConfig config = config_of(saved);
+  LockstepConfig config = config_of(saved);
+  config.steps_max = options.steps_max;
   if (auto sound = check_setup(config, traits_of(saved, options)); !sound)
     return refusal(sound.error());
   return judge_session(saved, config, options);

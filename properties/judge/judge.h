@@ -92,6 +92,8 @@ struct JudgeOptions {
   AuditScope scope =
       AuditScope::running_engine;  // a followed recording is always audited in its entirety
   AuditedRules rules = AuditedRules::all;
+  // The run stops after this many steps, and its end is not judged; 0: no limit.
+  std::int64_t steps_max = 0;
 };
 
 // Judges the case. The backend runs if the options give one, the case's `backend` is not "none",

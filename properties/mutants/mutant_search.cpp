@@ -180,12 +180,11 @@ class CaseSearch {
       : mutant_(mutant),
         bench_(bench),
         options_(options),
-        judging_([&bench](const auto& saved) {
-          JudgeOptions judged_by{.backend = bench.backend};
-          if (bench.decider) judged_by.decisions = bench.decider->decisions;
-          return judge(saved, judged_by);
-        }),
-        child_(options.case_time_limit) {}
+        judged_by_{.backend = bench.backend},
+        judging_([this](const auto& saved) { return judge(saved, judged_by_); }),
+        child_(options.case_time_limit) {
+    if (bench.decider) judged_by_.decisions = bench.decider->decisions;
+  }
 
   MutantReport run() {
     report_.mutant = &mutant_;
@@ -226,6 +225,13 @@ class CaseSearch {
   // leaves the process intact: decisions are only wrong, and kernels write inside the executor's
   // reserved memory, which goes with the case.
   Result<Failure> judged_by_child(const SavedCase& saved) {
+    if (is_shrinking_) {
+      if (seconds_since(last_beat_) > 1) {
+        child_.beat();
+        last_beat_ = Clock::now();
+      }
+      return judge_here(saved, judging_);
+    }
     auto failure = judge_in_child(saved, judging_, child_);
     if (bench_.decider || !failure) child_.end();
     // A child that did not answer, or an engine that failed, has left the engine's process in an
@@ -275,15 +281,22 @@ class CaseSearch {
     const auto begin = Clock::now();
     const StillFails planted =
         fails_like(report_.failure, [this](const auto& saved) { return judged_by_child(saved); });
-    const StillFails by_the_defect = [&](const SavedCase& saved) -> std::optional<std::int64_t> {
+    const StillFails by_the_defect = [&](const SavedCase& saved,
+                                         std::int64_t steps_max) -> std::optional<std::int64_t> {
       if (saved.mutants.empty()) return std::nullopt;
-      const auto steps = planted(saved);
-      if (!steps || judged(without_defect(saved)).kind != "agreed") return std::nullopt;
+      // One step more: some failures are found between the last step and the next.
+      judged_by_.steps_max = steps_max == 0 ? 0 : steps_max + 1;
+      const auto steps = planted(saved, steps_max);
+      judged_by_.steps_max = 0;
+      if (!steps || (steps_max > 0 && *steps > steps_max)) return steps;
+      if (judged(without_defect(saved)).kind != "agreed") return std::nullopt;
       return steps;
     };
-    const auto result =
-        shrink(*report_.smallest, by_the_defect,
-               {.evaluations_max = options_.shrink_evaluations_max, .progress = {}});
+    const auto shrunk = [&] {
+      return shrink(*report_.smallest, by_the_defect,
+                    {.evaluations_max = options_.shrink_evaluations_max, .progress = {}});
+    };
+    auto result = bench_.decider ? shrunk() : shrunk_in_child(shrunk);
     if (result) {
       report_.smallest = result->smallest;
       report_.steps = result->steps;
@@ -297,11 +310,36 @@ class CaseSearch {
     report_.shrink_seconds += seconds_since(begin);
   }
 
+  // Shrinks in one piece of work of the child, so that this process does not repeat what the
+  // shrinker does between two cases. If a candidate crashes or hangs, which few do, this process
+  // shrinks again and judges each candidate in a child.
+  template <class Shrink>
+  std::optional<ShrinkResult> shrunk_in_child(const Shrink& shrunk) {
+    const auto answer = child_.run([&] {
+      is_shrinking_ = true;
+      const auto result = shrunk();
+      is_shrinking_ = false;
+      if (!result) return std::string();
+      return fmt::format("{} {}\n{}", result->steps, int{result->is_minimal},
+                         saved_case_to_text(result->smallest));
+    });
+    if (!answer || answer->end != ChildAnswer::End::answered) return shrunk();
+    std::istringstream text(answer->text);
+    ShrinkResult result;
+    if (!(text >> result.steps >> result.is_minimal)) return std::nullopt;
+    const std::size_t line = answer->text.find('\n') + 1;
+    result.smallest = *saved_case_from_text(std::string(mutant_.id), answer->text.substr(line));
+    return result;
+  }
+
   const Mutant& mutant_;
   const MutantBench& bench_;
   const MutantSearchOptions& options_;
+  JudgeOptions judged_by_;
   const Judging judging_;
   FollowingChild child_;
+  bool is_shrinking_ = false;  // in the child: cases are judged in this process
+  Clock::time_point last_beat_;
   MutantReport report_;
 };
 

@@ -22,7 +22,7 @@ std::optional<ShrinkResult> shrink(const SavedCase& first, const StillFails& sti
   SavedCase start = std::move(*read);
   // `expected` describes the first case. The caller sets it again for the result.
   start.expected.reset();
-  const std::optional<std::int64_t> steps = still_fails(start);
+  const std::optional<std::int64_t> steps = still_fails(start, 0);
   if (!steps) return std::nullopt;
   ShrinkTrial trial(std::move(start), *steps, still_fails, options.evaluations_max,
                     options.progress);
@@ -84,6 +84,13 @@ bool ShrinkTrial::could_be_smaller(const CaseRank& candidate) const {
   return at_best < rank_;
 }
 
+// With as many layers, more steps make a case larger, whatever else it has less of. A failure that
+// counts no steps (a crash) has none to compare.
+std::int64_t ShrinkTrial::steps_max(const CaseRank& candidate) const {
+  const auto end = candidate.begin() + kRankOfSteps;
+  return std::equal(candidate.begin(), end, rank_.begin()) ? steps_ : 0;
+}
+
 // Cheap tests come first: rank, rules, known candidates, the file. Only then is the case judged.
 bool ShrinkTrial::attempt(const SavedCase& changed) {
   if (!could_be_smaller(rank_of(changed, 0))) return false;
@@ -97,16 +104,18 @@ bool ShrinkTrial::attempt(const SavedCase& changed) {
   // As its file restores it: without fields that its kind of cache does not use, and with
   // consecutive runs of one source joined.
   auto read = saved_case_from_text(changed.name, text);
-  if (!read || !could_be_smaller(rank_of(*read, 0))) return false;
+  if (!read) return false;
+  CaseRank rank = rank_of(*read, 0);
+  if (!could_be_smaller(rank)) return false;
   if (tried == tried_.end()) {
     if (is_exhausted()) return false;
     ++evaluations_;
-    tried = tried_.emplace(digest, still_fails_(*read)).first;
+    tried = tried_.emplace(digest, still_fails_(*read, steps_max(rank))).first;
     if (progress_) progress_(evaluations_, best_);
   }
   if (!tried->second) return false;
   // The real number of steps decides: more steps can make a candidate larger than the best case.
-  const CaseRank rank = rank_of(*read, *tried->second);
+  rank[kRankOfSteps] = *tried->second;
   if (!(rank < rank_)) return false;
   best_ = std::move(*read);
   steps_ = *tried->second;

@@ -40,8 +40,10 @@ namespace lockstep {
 // (4) The same case, predicate and budget give the same candidates in the same order.
 
 // Returns the steps that a case runs until it fails as the first case did, the failing one
-// included. Nothing: it does not fail in that way. REQUIRES: the result depends only on the case.
-using StillFails = std::function<std::optional<std::int64_t>(const SavedCase&)>;
+// included. Nothing: it does not fail in that way. A failure after more than `steps_max` steps is
+// useless, so the run may stop; 0: no limit. REQUIRES: the result depends only on case and limit.
+using StillFails =
+    std::function<std::optional<std::int64_t>(const SavedCase&, std::int64_t steps_max)>;
 // Called after every evaluation, with their number and the smallest case so far.
 using ShrinkProgress = std::function<void(std::int64_t evaluations, const SavedCase& best)>;
 
@@ -86,6 +88,8 @@ class ShrinkTrial {
                   const std::function<void(SavedCase&, std::int64_t)>& set);
 
  private:
+  // Returns the steps that a smaller candidate may run; 0: any number.
+  std::int64_t steps_max(const CaseRank& candidate) const;
   // True if a candidate with any number of steps could have a smaller rank than the best case.
   bool could_be_smaller(const CaseRank& candidate) const;
 

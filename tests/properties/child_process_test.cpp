@@ -11,6 +11,7 @@
 #include <csignal>
 #include <ctime>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/check.h"
@@ -85,6 +86,20 @@ TEST(ChildProcess, AHangEndsAtTheLimit) {
       100ms);
   ASSERT_TRUE(answer);
   EXPECT_EQ(answer->end, ChildAnswer::End::timed_out);
+}
+
+TEST(ChildProcess, WorkOfManyPartsHasTheLimitForEachPart) {
+  FollowingChild child(400ms);
+  const auto answer = child.run([&]() -> std::string {
+    for (int part = 0; part < 5; ++part) {
+      std::this_thread::sleep_for(100ms);
+      child.beat();
+    }
+    return "done";
+  });
+  ASSERT_TRUE(answer);
+  EXPECT_EQ(answer->end, ChildAnswer::End::answered);
+  EXPECT_EQ(answer->text, "done");
 }
 
 // Both processes go through this loop; only the child works.

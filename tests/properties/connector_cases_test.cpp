@@ -170,8 +170,8 @@ class Deadlock : public testing::TestWithParam<Sought> {};
 TEST_P(Deadlock, IsFoundFromSeedsAloneAndMadeSmall) {
   const auto found = search(GetParam().check, GetParam().finding);
   ASSERT_TRUE(found);
-  const auto result =
-      shrink(found->saved, [&](const SavedCase& saved) -> std::optional<std::int64_t> {
+  const auto result = shrink(
+      found->saved, [&](const SavedCase& saved, std::int64_t) -> std::optional<std::int64_t> {
         const Outcome outcome = judge(saved);
         return outcome.same_failure(found->outcome) ? std::optional(outcome.steps) : std::nullopt;
       });

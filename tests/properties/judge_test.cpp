@@ -62,6 +62,15 @@ class WrongReadback final : public ForwardingBackend {
 };
 
 // No repair of a decision repairs this backend, which fails by two checks in turn.
+TEST(Judge, ARunWithALimitOfStepsEndsThereAndItsEndIsNotJudged) {
+  const SavedCase saved = generate_case(std::uint64_t{1}, with_backend("none"));
+  const Outcome whole = judge(saved), cut = judge(saved, JudgeOptions{.steps_max = 2});
+  EXPECT_EQ(whole.kind, OutcomeKind::agreed) << whole.what;
+  EXPECT_EQ(cut.kind, OutcomeKind::agreed) << cut.what;
+  EXPECT_GT(whole.steps, 3);
+  EXPECT_EQ(cut.steps, 2);
+}
+
 TEST(KnownFindings, ASearchBetweenTwoFailuresThatAlternateEnds) {
   GeneratorOptions options = with_backend("simt");
   options.engine = "vllm-0.22.1";

@@ -18,7 +18,7 @@ namespace {
 constexpr std::int64_t kOneStep = 1;
 
 StillFails when(const std::function<bool(const SavedCase&)>& fails) {
-  return [fails](const SavedCase& saved) {
+  return [fails](const SavedCase& saved, std::int64_t) {
     return fails(saved) ? std::optional(kOneStep) : std::nullopt;
   };
 }
@@ -139,7 +139,7 @@ TEST(Shrinker, ARequestThatWaitsAndIsAbortedLosesItsDelayAndTheTimeToItsAbort) {
 TEST(Shrinker, EveryCandidateIsTriedOnceAndReadsBackAsItWasWritten) {
   std::set<std::string> tried;
   std::int64_t count = 0;
-  const auto result = shrink(large_case(12), [&](const SavedCase& saved) {
+  const auto result = shrink(large_case(12), [&](const SavedCase& saved, std::int64_t) {
     ++count;
     const std::string text = saved_case_to_text(saved);
     EXPECT_TRUE(tried.insert(text).second) << "tried before:\n" << text;
@@ -227,8 +227,22 @@ TEST(Shrinker, TokensThatAreWrittenOutBecomeAnyWhereTheyDoNotMatter) {
   EXPECT_EQ(tokens_written_out(result->smallest), 0) << saved_case_to_text(result->smallest);
 }
 
+TEST(Shrinker, OnlyACandidateWithLessOfWhatWeighsMoreMayRunMoreSteps) {
+  constexpr std::int64_t kSteps = 7;
+  std::size_t num_records_before = 99;
+  std::set<std::int64_t> limits;
+  const auto result = shrink(large_case(4), [&](const SavedCase& saved, std::int64_t steps_max) {
+    if (num_records(saved) < num_records_before) EXPECT_EQ(steps_max, 0);
+    num_records_before = num_records(saved);
+    limits.insert(steps_max);
+    return std::optional(kSteps);
+  });
+  ASSERT_TRUE(result);
+  EXPECT_EQ(limits, (std::set<std::int64_t>{0, kSteps}));
+}
+
 TEST(Shrinker, StepsCountBeforeTokens) {
-  const auto result = shrink(large_case(4), [](const SavedCase& saved) {
+  const auto result = shrink(large_case(4), [](const SavedCase& saved, std::int64_t) {
     const std::int64_t tokens = prompt_tokens(saved);
     return tokens == 0 ? std::nullopt : std::optional(tokens >= 6 ? std::int64_t{2} : 50);
   });
