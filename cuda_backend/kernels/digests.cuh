@@ -8,7 +8,9 @@
 namespace lockstep::cuda {
 namespace SIMT_VARIANT {
 
-inline constexpr int kPagesAtATime = 4;  // of a CTA: their words share keys, their loads overlap
+// Pages of a CTA: their words share keys, their loads overlap. A vector of keys costs a CPU as much
+// as the terms of two pages.
+inline constexpr int kPagesAtATime = KERNELS_HAVE_WIDE_WORDS ? 8 : 4;
 
 // What a word's position makes of it.
 struct WordKeys {
@@ -32,15 +34,15 @@ struct FingerprintSum {
   }
 };
 
-#if KERNELS_HAVE_FOUR_WORDS
-// Adds words [0, words) of kPagesAtATime pages, one thread of the CPU in place of many; a multiple
+// One thread of the CPU adds words [first, last) of kPagesAtATime pages in place of many: multiples
 // of kRun, whose keys are computed once for all pages.
 inline constexpr std::int64_t kRun = 64;
-[[maybe_unused]] static void add_fours(FingerprintSum (&sums)[kPagesAtATime],
-                                       const simt::vec16* const (&pages)[kPagesAtATime],
-                                       std::int64_t words) {
+#if KERNELS_HAVE_FOUR_WORDS
+__forceinline__ void add_fours(FingerprintSum (&sums)[kPagesAtATime],
+                               const simt::vec16* const (&pages)[kPagesAtATime], std::int64_t first,
+                               std::int64_t last) {
   FourWords a[kPagesAtATime] = {}, b[kPagesAtATime] = {};
-  for (std::int64_t first = 0; first < words; first += kRun) {
+  for (; first < last; first += kRun) {
     std::uint64_t k[kRun], m[kRun];
     for (std::int64_t i = 0; i < kRun; ++i) {
       const WordKeys keys(std::uint64_t(first + i));
@@ -55,6 +57,12 @@ inline constexpr std::int64_t kRun = 64;
       }
   }
   for (int n = 0; n < kPagesAtATime; ++n) sums[n] = {sum_of(a[n]), sum_of(b[n])};
+}
+// The same loops: eight keys at a time.
+[[maybe_unused]] LS_WIDE_WORDS static void add_fours_wide(
+    FingerprintSum (&sums)[kPagesAtATime], const simt::vec16* const (&pages)[kPagesAtATime],
+    std::int64_t first, std::int64_t last) {
+  add_fours(sums, pages, first, last);
 }
 #endif
 
@@ -79,9 +87,12 @@ inline constexpr std::int64_t kRun = 64;
   FingerprintSum sums[kPagesAtATime];
   std::int64_t begin = first;
 #if KERNELS_HAVE_FOUR_WORDS
-  if (step == 1 && wants_wide_words()) {
-    begin = shared / (kRun / 2) * (kRun / 2);
-    add_fours(sums, pages, 2 * begin);
+  if (blockDim.x == 1 && wants_wide_words()) {
+    const std::int64_t runs = 2 * shared / kRun;
+    const auto first_word = [&](std::int64_t share) { return runs * share / gridDim.y * kRun; };
+    const auto add = has_wide_words() ? add_fours_wide : add_fours;
+    add(sums, pages, first_word(blockIdx.y), first_word(std::int64_t(blockIdx.y) + 1));
+    begin += runs * kRun / 2;
   }
 #endif
   for (std::int64_t i = begin; i < shared; i += step) {
@@ -172,14 +183,26 @@ __device__ __forceinline__ std::uint64_t position_digest(const RowCache& cache, 
   return sum;
 }
 
+__device__ __forceinline__ void prefetch_position(const RowCache& cache, std::int32_t row,
+                                                  std::int32_t position) {
+  const std::byte* key = key_of_position(cache, row, std::uint32_t(position));
+  for (std::int32_t head = 0; head < cache.num_kv_heads; ++head, key += cache.head_stride)
+    for (std::int32_t part = 0; part < cache.num_parts; ++part)
+      prefetch_row(key + part * cache.part_stride, cache.row_bytes);
+}
+
 // Grid: one CTA for each piece of a probe; its threads share the piece's positions.
 [[maybe_unused]] static __global__ void attention_digest_kernel(DigestParams p) {
   const DigestPiece piece = p.pieces[blockIdx.x];
   if (piece.row < 0) return;
   const RowCache cache = p.layers[piece.layer_index];
   std::uint64_t sum = 0;
-  for (std::int32_t i = piece.first + std::int32_t(threadIdx.x); i < piece.last; i += blockDim.x)
+  for (std::int32_t i = piece.first + std::int32_t(threadIdx.x); i < piece.last; i += blockDim.x) {
+    constexpr std::int32_t kAhead = 8;  // positions; their rows are rarely in a CPU's caches
+    if (KERNELS_HAVE_WIDE_WORDS && i + kAhead < piece.last)
+      prefetch_position(cache, piece.row, i + kAhead);
     sum += position_digest(cache, piece.row, std::uint32_t(i));
+  }
   add_to_sum(p.digests + piece.probe, sum);
 }
 

@@ -270,6 +270,19 @@ __device__ __forceinline__ void weigh_keys(SplitState<Shape>& state,
   }
 }
 
+// Loads the tile from key `first` on into a CPU's caches, while the previous one is computed.
+__device__ __forceinline__ void prefetch_tile(const SplitAttentionParams& p, const SplitJob& job,
+                                              std::int32_t first) {
+  const std::int32_t end = KERNELS_HAVE_WIDE_WORDS ? first + kTileKeys : first;
+  for (std::int32_t key = first; key < end && key < job.last; ++key) {
+    const RowPlace place =
+        place_of_key(p, job.row, key < job.keys.gap_first ? key : key + job.keys.gap);
+    prefetch_row(row_at(p.key, place, job.kv_head), p.key.head_size * element_bytes(p.key.dtype));
+    prefetch_row(row_at(p.value, place, job.kv_head),
+                 p.value.head_size * element_bytes(p.value.dtype));
+  }
+}
+
 template <class Shape>
 __device__ __forceinline__ void add_values(SplitState<Shape>& state,
                                            const SplitShared<Shape>& shared, const PartLayout& part,
@@ -373,7 +386,9 @@ __global__ void split_attention_kernel(SplitAttentionParams p) {
   const std::int32_t end = job.first + p.split_keys;
   job.last = end < job.keys.last ? end : job.keys.last;
   SplitState<Shape> state((p.value.head_size + Shape::kItem - 1) / Shape::kItem);
+  prefetch_tile(p, job, job.first);
   for (std::int32_t tile = job.first; tile < job.last; tile += kTileKeys) {
+    prefetch_tile(p, job, tile + kTileKeys);
     weigh_keys(state, shared, p, job, tile);
     simt::sync_lanes();
     for (int lane = 0; lane < kLanes; ++lane)

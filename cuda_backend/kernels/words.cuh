@@ -37,6 +37,14 @@ LS_WIDE_WORDS inline WideWords mix8(WideWords x) {
 }
 #endif
 
+// Loads a row into the caches of the plain build's CPU; elsewhere it does nothing.
+__device__ __forceinline__ void prefetch_row([[maybe_unused]] const std::byte* row,
+                                             [[maybe_unused]] std::int32_t bytes) {
+#if KERNELS_HAVE_WIDE_WORDS
+  for (std::int32_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at);
+#endif
+}
+
 __device__ __forceinline__ std::uint64_t coordinate(std::int32_t layer, std::uint32_t part,
                                                     std::uint32_t head) {
   return mix((std::uint64_t(std::uint32_t(layer)) << 32) | (part << 16) | head);

@@ -413,6 +413,12 @@ int split_attention_of(const LaunchPlace& place, const SplitAttentionParams& par
   using ShortE4m3 = AttentionShape<8, 1, int(DType::fp8_e4m3), 4>;
   using Latent = AttentionShape<8, 2, int(DType::bf16), 4>;
   if (key.head_size <= Short::kKeySize && value.head_size <= Short::kValueSize) {
+#if KERNELS_HAVE_WIDE_WORDS
+    // The plain build for CPUs computes no heads that are not there.
+    using Single = AttentionShape<8, 1, int(DType::bf16), 1>;
+    if (is_bf16 && params.num_query_heads == key.num_heads)
+      return split_attention<Single>(place, params);
+#endif
     if (is_bf16) return split_attention<Short>(place, params);
     if (plain && key.dtype == DType::fp8_e4m3) return split_attention<ShortE4m3>(place, params);
   }
@@ -478,6 +484,11 @@ int launch_fingerprint_pages(const LaunchPlace& place, const FingerprintParams& 
   config.grid.y = shares_of_region(reducers, threads);
   config.block.x =
       place.whole_warps ? in_whole_warps(threads) : static_cast<std::uint32_t>(threads);
+  // A CPU's CTA has one thread, which takes words in runs.
+  if (KERNELS_HAVE_WIDE_WORDS) {
+    config.grid.y = shares_of_region(params.max_page_bytes, kBytesPerCta);
+    config.block.x = 1;
+  }
   return status_of(simt::launch(config, page_fingerprint_kernel, params));
 }
 

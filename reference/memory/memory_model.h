@@ -366,8 +366,8 @@ class MemoryModel {
   void set_state(std::int32_t group, BlockId block, StateContent state);
   std::shared_ptr<std::vector<std::uint64_t>> take_words(std::int32_t group, BlockId source,
                                                          BlockId target) const;
-  void advance_words(std::int32_t group, std::span<const ContentId> contents,
-                     std::vector<std::uint64_t>& words) const;
+  void advance_words(std::int32_t group, BlockId block, std::span<const ContentId> contents,
+                     std::vector<std::uint64_t>& words);
 
   void add_host_runs(Group& group);
   void add_source_runs();

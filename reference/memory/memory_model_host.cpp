@@ -436,20 +436,51 @@ void MemoryModel::settle_state(std::int32_t group, BlockId id, StateWords words)
   content.state.words = std::move(words);
 }
 
-// Advances the words of all layers' states by the tokens, in order.
-void MemoryModel::advance_words(std::int32_t group, std::span<const ContentId> contents,
-                                std::vector<std::uint64_t>& words) const {
-  constexpr std::size_t kMinWordsForThreads = std::size_t{1} << 24;  // 10 ms of one thread
+// Advances the words of all layers' states by the tokens, in order. A page with the states of one
+// layer is summed tile by tile, while its words are in the CPU's caches.
+void MemoryModel::advance_words(std::int32_t group, BlockId id, std::span<const ContentId> contents,
+                                std::vector<std::uint64_t>& words) {
+  constexpr std::size_t kMinWordsForThreads = std::size_t{1} << 20;  // 1 ms of one thread
+  constexpr std::int64_t kTileWords = 4096;
   const std::span<const ModelLayer> layers = layers_of(group);
+  const BlockContent& content = blocks_[id];
   const auto advance = [&](std::int64_t number) {
     const ModelLayer& layer = layers[static_cast<std::size_t>(number)];
+    Tensor& tensor = tensors_[layer.memory.tensor];
+    const auto is_own = [&](std::int32_t other) { return layers_[other].group == group; };
+    const bool is_summed = layer.words_aligned && content.loaded == nullptr && !layer.is_spread() &&
+                           tensor.regions_per_page == 1 &&
+                           std::ranges::count_if(tensor.layers, is_own) == 1;
+    PageSum sum;
+    std::int64_t end = 0;  // words of the page in `sum`
+    const auto add = [&](std::span<const std::uint64_t> next) {
+      if (is_summed) sum += sum_of_terms(next, &word_keys_[end]);
+      end += std::ssize(next);
+    };
+    const std::uint64_t poison = poison_key(content.base, layer.memory.tensor, index_of(id));
+    const auto add_poison = [&](std::int64_t last_byte) {
+      std::vector<std::uint64_t> gap;
+      for (std::int64_t i = end; is_summed && i < last_byte / 8; ++i)
+        gap.push_back(poison_word(poison, static_cast<std::uint64_t>(i)));
+      add(gap);
+    };
     for (std::size_t s = 0; s < layer.num_states(); ++s) {
-      const auto of_state =
-          std::span(words).subspan(layer.state_first_word[s], num_words(layer.state_bytes(s)));
+      add_poison(layer.state_offset(s));
+      LS_CHECK(!is_summed || end == layer.state_offset(s) / 8, "states of {} overlap", layer.name);
+      const std::int64_t count = num_words(layer.state_bytes(s));
       const std::uint64_t coord =
           coordinate(layer.share.layer, kPartState + static_cast<int>(s), layer.share.first_head);
-      advance_state_words(contents, coord, of_state);
+      for (std::int64_t first = 0; first < count; first += kTileWords) {
+        const auto tile = std::span(words).subspan(layer.state_first_word[s] + first,
+                                                   std::min(kTileWords, count - first));
+        advance_state_words(contents, coord, static_cast<std::uint64_t>(first), tile);
+        add(tile);
+      }
     }
+    add_poison(tensor.page_size_bytes);
+    if (!is_summed) return;
+    tensor.sums[index_of(id)] = sum;
+    tensor.known[index_of(id)] = 1;
   };
   const bool is_long = contents.size() * words.size() > kMinWordsForThreads;
   for_each_in_parallel(std::ssize(layers), is_long ? num_threads_ : 1, advance);
@@ -499,12 +530,10 @@ std::optional<std::string> MemoryModel::advance_state(std::int32_t group, BlockI
                    .step = step_,
                    .words = nullptr};
   // Real numbers stay null: settle_state() sets them after the check.
-  if (numbers_ == Numbers::words) {
-    auto words = take_words(group, source, target);
-    advance_words(group, contents, *words);
-    now.words = std::move(words);
-  }
+  std::shared_ptr<std::vector<std::uint64_t>> words;
+  if (numbers_ == Numbers::words) now.words = words = take_words(group, source, target);
   set_state(group, target, std::move(now));
+  if (words != nullptr) advance_words(group, target, contents, *words);
   return std::nullopt;
 }
 

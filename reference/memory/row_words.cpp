@@ -90,7 +90,7 @@ LS_WIDE_WORDS std::size_t digest_wide(std::span<const std::uint64_t> words, std:
 // Words in the outer loop: they stay in registers for all tokens. Four vectors overlap, since each
 // multiplication of a vector needs its previous one: 32 words take 2.2 times as long as eight.
 LS_WIDE_WORDS std::size_t advance_wide(std::span<const ContentId> contents, std::uint64_t coord,
-                                       std::span<std::uint64_t> words) {
+                                       std::uint64_t first, std::span<std::uint64_t> words) {
   constexpr std::size_t kVectors = 4, kWords = kVectors * kWideWords;
   std::size_t i = 0;
   for (; i + kWords <= words.size(); i += kWords) {
@@ -98,7 +98,7 @@ LS_WIDE_WORDS std::size_t advance_wide(std::span<const ContentId> contents, std:
     for (std::size_t v = 0; v < kVectors; ++v) {
       word[v] = load_wide(words.data() + i + v * kWideWords);
       // next_state_word(): the step's key is content ^ coord ^ i.
-      place[v] = count_from(i + v * kWideWords) ^ coord;
+      place[v] = count_from(first + i + v * kWideWords) ^ coord;
     }
     for (const ContentId content : contents)
       for (std::size_t v = 0; v < kVectors; ++v)
@@ -157,14 +157,14 @@ std::uint64_t sum_of_digest_terms(std::span<const std::uint64_t> words, std::uin
 }
 
 void advance_state_words(std::span<const ContentId> contents, std::uint64_t coord,
-                         std::span<std::uint64_t> words) {
+                         std::uint64_t first, std::span<std::uint64_t> words) {
   std::size_t done = 0;
 #if LS_HAVE_WIDE_WORDS
-  if (has_wide_words()) done = advance_wide(contents, coord, words);
+  if (has_wide_words()) done = advance_wide(contents, coord, first, words);
 #endif
   for (const ContentId content : contents)
     for (std::size_t i = done; i < words.size(); ++i)
-      words[i] = next_state_word(words[i], content ^ coord, i);
+      words[i] = next_state_word(words[i], content ^ coord, first + i);
 }
 
 }  // namespace lockstep

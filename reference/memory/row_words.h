@@ -24,8 +24,9 @@ PageSum sum_of_terms(std::span<const std::uint64_t> words, std::uint64_t first);
 // Sums the digest terms of a row's words number first, first + 1, ...
 std::uint64_t sum_of_digest_terms(std::span<const std::uint64_t> words, std::uint64_t first);
 
-// Advances the words of a state tensor by the tokens, in order. `coord` is the tensor's coordinate.
+// Advances consecutive words of a state tensor, from word `first` on, by the tokens, in order.
+// `coord` is the tensor's coordinate.
 void advance_state_words(std::span<const ContentId> contents, std::uint64_t coord,
-                         std::span<std::uint64_t> words);
+                         std::uint64_t first, std::span<std::uint64_t> words);
 
 }  // namespace lockstep

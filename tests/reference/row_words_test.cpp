@@ -56,15 +56,16 @@ TEST(RowWords, SumsOverManyWordsEqualTheSumsOfTheirTerms) {
 
 TEST(RowWords, AStateAdvancesWordByWordAndTokenByToken) {
   for (const std::uint64_t count : kLengths)
-    for (const std::uint64_t tokens : {0, 1, 5}) {
-      const std::vector<ContentId> contents = words_of(tokens);
-      std::vector<std::uint64_t> words = words_of(count), expected = words;
-      advance_state_words(contents, kKey, words);
-      for (const ContentId content : contents)
-        for (std::uint64_t i = 0; i < count; ++i)
-          expected[i] = next_state_word(expected[i], content ^ kKey, i);
-      EXPECT_EQ(words, expected) << count << " words, " << tokens << " tokens";
-    }
+    for (const std::uint64_t first : {0, 4096})
+      for (const std::uint64_t tokens : {0, 1, 5}) {
+        const std::vector<ContentId> contents = words_of(tokens);
+        std::vector<std::uint64_t> words = words_of(count), expected = words;
+        advance_state_words(contents, kKey, first, words);
+        for (const ContentId content : contents)
+          for (std::uint64_t i = 0; i < count; ++i)
+            expected[i] = next_state_word(expected[i], content ^ kKey, first + i);
+        EXPECT_EQ(words, expected) << count << " words from " << first << ", " << tokens;
+      }
 }
 
 TEST(RowWords, APageWhoseLastWordIsCutShortHasZerosInItsPlace) {
