@@ -271,12 +271,10 @@ Result<const EngineProfile*> read_engine_file(const std::string& path) {
 }
 
 std::string engine_file_text(const EngineProfile& profile) {
-  JsonWriter out;
-  out.begin_object().key("engine_file").integer(1).string("base", profile.release->name);
-  out.key("policies");
-  write_policies(out, profile);
-  out.end_object();
-  return out.take_line();
+  return object_line([&](JsonWriter& out) {
+    out.integer("engine_file", 1).string("base", profile.release->name).key("policies");
+    write_policies(out, profile);
+  });
 }
 
 Result<std::string> engine_named(std::string_view where, const std::string& text) {

@@ -160,21 +160,21 @@ struct RecordedEvent {
   Kind kind = Kind::add;
   // add, chunk. arrival_ns is the recorded arrival, which the file has in seconds. Positions of a
   // chunk's items count from the chunk's start.
-  RequestSpec request;
+  RequestSpec request{};
   // add: the key was present. A priority of 0 is written only if it was: 0 is also the default.
   bool priority_given = false;
   // The other kinds that concern a request: its name.
-  std::string name;
+  std::string name{};
   // add: keys `structured`, `resumable` and `pooling`. A pooling request ends with a pooled output
   // and has no `max_tokens`.
   bool needs_grammar = false;
   bool is_session = false;
   bool is_pooling = false;
   // add: the name that the request's cache events carry; empty: none.
-  std::string session_id;
+  std::string session_id{};
   // add: the request of which this one is one of several samples (`n` above 1). No decision depends
   // on it.
-  std::string parent;
+  std::string parent{};
   // reset_prefix_cache: the engine's return value; false while requests hold blocks.
   bool reset_succeeded = false;
   // reset_prefix_cache: all running requests were preempted first.
