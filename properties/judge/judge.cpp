@@ -15,7 +15,6 @@
 #include "sim/conform/conform.h"
 #include "sim/recording/run_recorder.h"
 #include "sim/step/program_builder.h"
-#include "traces/formats/engine_options.h"
 
 namespace lockstep {
 namespace {

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <boost/algorithm/string/replace.hpp>
 
 #include "base/check.h"
 #include "base/json_writer.h"
@@ -76,15 +77,7 @@ Json timeline_json(const Timeline& timeline) {
 // Escapes "<", because "</" and "<!" could end or change the script element. JSON strings accept
 // the escape, and "<" occurs only in strings.
 std::string escaped_for_script(const std::string& json) {
-  std::string text;
-  text.reserve(json.size());
-  for (const char c : json) {
-    if (c == '<')
-      text += "\\u003c";
-    else
-      text += c;
-  }
-  return text;
+  return boost::replace_all_copy(json, "<", "\\u003c");
 }
 
 }  // namespace

@@ -117,11 +117,10 @@ class KernelProcess final : public UserKernels {
 }  // namespace
 
 ForeignEngineOptions kernel_process_options(std::string command) {
-  ForeignEngineOptions options;
-  options.command = std::move(command);
-  options.option = "--kernels";
-  options.subject = "the class";
-  options.hello = hello_message_of(kProtocol, kVersion);
+  ForeignEngineOptions options{.command = std::move(command),
+                               .option = "--kernels",
+                               .subject = "the class",
+                               .hello = hello_message_of(kProtocol, kVersion)};
   options.read_hello = [](JsonObject& reply) { return read_hello_of(reply, kProtocol, kVersion); };
   // A call may compile a kernel first.
   options.time_limit = std::chrono::seconds(300);

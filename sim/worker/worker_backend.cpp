@@ -562,10 +562,9 @@ std::vector<std::string> WorkerBackend::not_checked() const {
 }  // namespace
 
 ForeignEngineOptions worker_engine_options(std::string command) {
-  ForeignEngineOptions options;
-  options.command = std::move(command);
-  options.option = "--backend";
-  options.hello = hello_message_of(kWorkerProtocol, kWorkerProtocolVersion);
+  ForeignEngineOptions options{.command = std::move(command),
+                               .option = "--backend",
+                               .hello = hello_message_of(kWorkerProtocol, kWorkerProtocolVersion)};
   options.read_hello = [](JsonObject& reply) {
     return read_hello_of(reply, kWorkerProtocol, kWorkerProtocolVersion);
   };

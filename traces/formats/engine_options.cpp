@@ -168,10 +168,10 @@ RecordingHeader header_of_engine(const EngineConfig& config,
   const EngineProfile& profile = engine_profile(config.engine);
   const std::string_view release = profile.release->name;
   const std::size_t dash = release.find('-');
-  RecordingHeader header;
-  header.engine = {std::string(release.substr(0, dash)), std::string(release.substr(dash + 1)),
-                   profile.name.substr(release.size())};
-  header.family = "lockstep";
+  RecordingHeader header{
+      .engine = {std::string(release.substr(0, dash)), std::string(release.substr(dash + 1)),
+                 profile.name.substr(release.size())},
+      .family = "lockstep"};
   header.options.config = config;
   // Resolved here, because a reader of the recording must not depend on this profile's rule.
   header.options.config.num_hash_lookahead_tokens = hash_lookahead_of(config, profile);

@@ -135,11 +135,11 @@ struct BenchmarkFile {
   std::string name;
   RecordedEngine engine;
   EngineOptions options;
-  std::vector<KVCacheGroupSpec> groups;
+  std::vector<KVCacheGroupSpec> groups{};
   std::int64_t num_blocks = 0;
   std::int32_t sampled_token = 0;
-  BenchmarkTotals totals;
-  std::vector<RequestSpec> requests;
+  BenchmarkTotals totals{};
+  std::vector<RequestSpec> requests{};
 };
 
 Result<BenchmarkFile> read_benchmark_file(const std::string& path);
