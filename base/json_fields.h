@@ -61,9 +61,7 @@ struct Each {
   }
   template <class Rows>
   void write(JsonWriter& out, const Rows& rows) const {
-    out.begin_array();
-    for (const auto& row : rows) element.write(out, row);
-    out.end_array();
+    out.each(rows, [&](const auto& row) { element.write(out, row); });
   }
 };
 

@@ -471,12 +471,11 @@ class JsonBuilder {
   // belongs to the next value only, and an element of an array has none.
   bool scalar(Kind kind, std::uint64_t magnitude, bool negative) {
     const auto index = static_cast<std::uint32_t>(reader_.nodes_.size());
-    JsonReader::Node node;
-    node.kind = kind;
-    node.negative = negative;
-    node.offset = offset();
-    node.magnitude = magnitude;
-    node.key = std::exchange(key_, {});
+    JsonReader::Node node{.kind = kind,
+                          .negative = negative,
+                          .offset = offset(),
+                          .magnitude = magnitude,
+                          .key = std::exchange(key_, {})};
     if (!stack_.empty()) {
       Open& parent = stack_.back();
       node.parent = parent.node;

@@ -218,7 +218,7 @@ class JsonReader {
     std::uint32_t offset = 0;     // in the text, of the end of a scalar or the start of a container
     std::uint64_t magnitude = 0;  // integer: absolute value; boolean: 0 or 1
     std::string_view key;         // of an entry
-    std::string_view text;        // string, decimal; integers too large for 64 bits are decimals
+    std::string_view text{};      // string, decimal; integers too large for 64 bits are decimals
   };
 
   void fail_at(std::uint32_t node, std::string_view sentence);

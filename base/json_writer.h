@@ -45,17 +45,20 @@ class JsonWriter {
     return key(name).integer(value);
   }
   JsonWriter& boolean(std::string_view name, bool value) { return key(name).boolean(value); }
+  // An array; `write` adds the element of one value.
+  template <class Values, class Write>
+  JsonWriter& each(const Values& values, const Write& write) {
+    begin_array();
+    for (const auto& value : values) write(value);
+    return end_array();
+  }
   template <class Integers>
   JsonWriter& integers(const Integers& values) {
-    begin_array();
-    for (const auto& value : values) integer(static_cast<std::int64_t>(value));
-    return end_array();
+    return each(values, [&](const auto& value) { integer(static_cast<std::int64_t>(value)); });
   }
   template <class Strings>
   JsonWriter& strings(const Strings& values) {
-    begin_array();
-    for (const auto& value : values) string(value);
-    return end_array();
+    return each(values, [&](const auto& value) { string(value); });
   }
 
   // Returns the text so far with a newline, and clears the writer for the next line.
@@ -67,6 +70,14 @@ class JsonWriter {
   std::string text_;
   bool needs_comma_ = false;
 };
+
+// Returns the line of an object; `write` adds its keys to the writer that it receives.
+template <class Write>
+std::string object_line(const Write& write) {
+  JsonWriter out;
+  write(out.begin_object());
+  return out.end_object().take_line();
+}
 
 // Returns the length of the UTF-8 character (RFC 3629) that `text` starts with; 0: none does.
 std::size_t utf8_length(std::string_view text);

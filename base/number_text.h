@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <ranges>
 #include <span>
 #include <string>
 #include <string_view>
@@ -15,6 +16,12 @@ namespace lockstep {
 
 std::string with_commas(std::int64_t value);                     // 1234567 -> "1,234,567"
 std::string counted(std::int64_t count, std::string_view noun);  // "1 step", "1,200 steps"
+
+// "a, b, c": `of` returns the text of a row, or is its member.
+template <class Rows, class Of>
+std::string joined(const Rows& rows, Of of, std::string_view separator = ", ") {
+  return fmt::format("{}", fmt::join(rows | std::views::transform(of), separator));
+}
 
 // Decimal numbers as exact integers, without a double: "47.0319600" s with 9 digits is 47031960000
 // ns. Reading and writing such a number any number of times does not change it.

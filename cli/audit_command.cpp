@@ -43,16 +43,16 @@ struct AuditOptions {
 
 // The sum over all recordings.
 struct AuditTotals {
-  std::vector<AuditFile> files;      // audited or skipped
-  std::vector<RefusedFile> refused;  // could not be read
-  std::int64_t others = 0;           // files of folders that are not recordings
+  std::vector<AuditFile> files{};      // audited or skipped
+  std::vector<RefusedFile> refused{};  // could not be read
+  std::int64_t others = 0;             // files of folders that are not recordings
   // Recordings audited without a finding, and recordings that were not audited.
   std::int64_t clean = 0;
   std::int64_t skipped = 0;
   std::int64_t steps = 0;
   std::int64_t reads = 0;
-  HitTotals hits;
-  std::vector<AuditFinding> findings;
+  HitTotals hits{};
+  std::vector<AuditFinding> findings{};
   bool told = false;  // the findings are already printed
   AuditedRules rules = AuditedRules::all;
   std::int64_t num_findings(RuleGroup group) const {
@@ -104,9 +104,7 @@ Result<AuditTotals> audit_all(const std::vector<std::string>& paths, AuditedRule
 // Audits one recording from standard input while it is being written, and prints each finding as
 // soon as a step shows it.
 Result<AuditTotals> audit_stream(AuditedRules rules) {
-  AuditTotals totals;
-  totals.rules = rules;
-  totals.told = true;
+  AuditTotals totals{.told = true, .rules = rules};
   LS_ASSIGN_OR_RETURN(auto file,
                       audit_recording("/dev/stdin", rules, [](const AuditFinding& finding) {
                         fmt::print("{}\n", line_of(finding));

@@ -133,10 +133,9 @@ Result<Prepared> requests_of_recording(const ReplayOptions& options, const Recor
   constexpr std::int64_t kStepNs = 1'000'000;
   Result<Trace> trace = trace_of(recording, kStepNs);
   if (!trace) return fail("{}: {}", options.file, trace.error().message);
-  TraceWorkloadOptions workload;
-  workload.step_time = {.base_ns = kStepNs, .per_token_ns = 0};
-  workload.num_spec_tokens = config.engine.num_spec_tokens;
-  workload.async_scheduling = config.engine.async_scheduling;
+  TraceWorkloadOptions workload{.step_time = {.base_ns = kStepNs, .per_token_ns = 0},
+                                .num_spec_tokens = config.engine.num_spec_tokens,
+                                .async_scheduling = config.engine.async_scheduling};
   auto shared = std::make_shared<const Trace>(std::move(*trace));
   return Prepared{std::move(config), [shared, workload]() -> Result<std::unique_ptr<Workload>> {
                     return make_trace_workload(shared, workload);

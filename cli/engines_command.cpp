@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "base/number_text.h"
 #include "base/output_file.h"
 #include "cli/commands.h"
 #include "cli/options/output_option.h"
@@ -103,14 +104,6 @@ void print_engines() {
   fmt::print("{}", not_modelled_text());
 }
 
-// Returns every word that the policy may have, separated by " | ".
-std::string values_text(const Policy& policy) {
-  std::string text;
-  for (const PolicyValue& value : policy.values)
-    text += fmt::format("{}{}", text.empty() ? "" : " | ", value.word);
-  return text;
-}
-
 // Prints one profile: each policy with its value and all possible values, and the findings that it
 // shows.
 void print_engine(const EngineProfile& profile) {
@@ -121,7 +114,7 @@ void print_engine(const EngineProfile& profile) {
     if (policy.chapter != chapter) fmt::print("\n{}\n", policy.chapter);
     chapter = policy.chapter;
     fmt::print("  {:<36} {:<24} of {}\n", policy.name, policy.word(policy.get(profile)),
-               values_text(policy));
+               joined(policy.values, &PolicyValue::word, " | "));
   }
   fmt::print("\nFindings of docs/findings.md that it can show:");
   for (const FindingPolicies& finding : finding_policies())

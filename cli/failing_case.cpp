@@ -126,9 +126,8 @@ AuditedRules rules_for(const SavedCase& saved, const FailingCaseOptions& options
 }
 
 JudgeOptions judge_options(const SavedCase& saved, const FailingCaseOptions& options) {
-  JudgeOptions judged_by;
-  judged_by.backend = backend_factory(saved.backend, options);
-  judged_by.decisions = decisions_of(options);
+  JudgeOptions judged_by{.backend = backend_factory(saved.backend, options),
+                         .decisions = decisions_of(options)};
   // A case that failed by a comparison with the model is compared again, without --conform.
   judged_by.conforms =
       options.decisions.conforms || (options.engines != nullptr && saved.expected &&

@@ -27,14 +27,14 @@ namespace lockstep {
 struct FailingCaseOptions {
   std::string backend = "auto";    // "auto": the backend that the case names
   std::string file = {};           // of the case, for messages; empty: the case's name is given
-  std::string decide;              // for a recording: "recording" or "model"; empty: "recording"
+  std::string decide{};            // for a recording: "recording" or "model"; empty: "recording"
   std::int64_t time_limit_s = 30;  // seconds per judged case; a longer one hangs
   std::int64_t evaluations_max = 20'000;  // candidates that one shrink may try
   double shrink_seconds = 0;              // time limit for shrinking one case; 0: none
   DecisionsOptions decisions;
   WorkerOptions worker;
-  std::shared_ptr<ForeignEngines> engines;  // null: the model decides
-  std::shared_ptr<ForeignEngines> workers;  // null: the backend is not an engine's worker
+  std::shared_ptr<ForeignEngines> engines{};  // null: the model decides
+  std::shared_ptr<ForeignEngines> workers;    // null: the backend is not an engine's worker
 };
 
 // Declares --backend, --time-limit, --kernels and the worker's options.

@@ -243,12 +243,7 @@ std::string pair_json(const std::string& file, const PairOptions& options,
 struct PairCommandOptions {
   ReplayOptions replay;  // the decode engine's, and the prefill engine's except its pool
   std::optional<std::int64_t> prefill_blocks;  // absent: as many as the decode engine's
-  std::int64_t steps_max = 0;                  // of both engines together; 0: no limit
-  std::int64_t staging_blocks = 64;            // of each engine's buffer in host memory
-  std::int32_t attempts_max = 3;               // prefills of one request before it is refused
-  std::int32_t offer_percent = 100;  // of a prompt's blocks, announced to the decode engine
-  NetworkOptions network;
-  TransferTimes times;
+  PairOptions pair;  // without the engines and their backends, which prepare() adds
 };
 
 constexpr const char* kNetwork = "Network";
@@ -285,30 +280,35 @@ void declare_pair_options(CLI::App& command, PairCommandOptions& o) {
       ->check(CLI::Range(std::int64_t{2}, std::int64_t{std::numeric_limits<std::int32_t>::max()}))
       ->type_name("N")
       ->group("Cache");
-  command.add_option("--steps", o.steps_max, "stop after N steps of both engines; 0: no limit")
+  command
+      .add_option("--steps", o.pair.steps_max, "stop after N steps of both engines; 0: no limit")
       ->check(CLI::NonNegativeNumber)
       ->type_name("N")
       ->group("Run");
-  add_percent(command, "--loss", o.network.loss_percent, "packets that are lost");
-  add_percent(command, "--duplicate", o.network.duplicate_percent, "packets that arrive twice");
-  add_percent(command, "--damage", o.network.damage_percent, "packets with a flipped bit");
-  add_percent(command, "--straggle", o.network.straggler_percent, "packets that others overtake");
-  add_percent(command, "--slow", o.network.slow_percent, "time that an engine is slow to reach");
-  add_percent(command, "--dead", o.network.dead_percent, "time that an engine is unreachable");
-  add_percent(command, "--offer", o.offer_percent,
+  add_percent(command, "--loss", o.pair.network.loss_percent, "packets that are lost");
+  add_percent(command, "--duplicate", o.pair.network.duplicate_percent,
+              "packets that arrive twice");
+  add_percent(command, "--damage", o.pair.network.damage_percent, "packets with a flipped bit");
+  add_percent(command, "--straggle", o.pair.network.straggler_percent,
+              "packets that others overtake");
+  add_percent(command, "--slow", o.pair.network.slow_percent,
+              "time that an engine is slow to reach");
+  add_percent(command, "--dead", o.pair.network.dead_percent, "time that an engine is unreachable");
+  add_percent(command, "--offer", o.pair.offer_percent,
               "share of a prompt's blocks that the prefill engine offers (100)");
-  add_number(command, "--delay-ns", o.network.delay_ns_max, "max packet delay", 100'000, kHour);
-  add_number(command, "--period-ns", o.network.period_ns,
+  add_number(command, "--delay-ns", o.pair.network.delay_ns_max, "max packet delay", 100'000,
+             kHour);
+  add_number(command, "--period-ns", o.pair.network.period_ns,
              "time that an engine stays slow or unreachable", 1, kHour);
-  add_number(command, "--retry-ns", o.times.retry_ns,
+  add_number(command, "--retry-ns", o.pair.times.retry_ns,
              "time after which an unanswered request is sent again", 1, kHour);
-  add_number(command, "--retries", o.times.retries_max, "retries without progress", 0, 1'000);
-  add_number(command, "--lease-ns", o.times.lease_ns,
+  add_number(command, "--retries", o.pair.times.retries_max, "retries without progress", 0, 1'000);
+  add_number(command, "--lease-ns", o.pair.times.lease_ns,
              "time for which blocks are kept for a silent decode engine", 1, kHour);
-  add_number(command, "--staging-blocks", o.staging_blocks,
+  add_number(command, "--staging-blocks", o.pair.staging_blocks,
              "blocks of each engine's staging buffer in host memory", 1,
              std::numeric_limits<std::int32_t>::max());
-  add_number(command, "--attempts", o.attempts_max,
+  add_number(command, "--attempts", o.pair.attempts_max,
              "prefills of a request whose blocks do not arrive, before it is refused", 1, 1'000);
 }
 
@@ -363,14 +363,14 @@ std::vector<Backend*> ranks_of(const Backends& backends) {
 Result<PreparedPair> prepare(const PairCommandOptions& given) {
   LS_RETURN_IF_ERROR(check_options(given.replay));
   PreparedPair prepared;
-  PairOptions& options = prepared.options;
+  PairOptions& options = prepared.options = given.pair;
   ReplayRequest replay = request_of(given.replay);
   GivenRun& run = replay.run;
   if (!run.has("engine")) run.set_text("engine", connector_profile().name);
   // The policy belongs to the pair (load_failure_policy below) and not to a connector of the
   // replay.
   run.forget("kv_load_failure_policy");
-  replay.staging_blocks = given.staging_blocks;
+  replay.staging_blocks = options.staging_blocks;
   plant(run, options.defect);
   if (run.has("mutants") && run.spec.backend == "none")
     return fail(
@@ -399,13 +399,7 @@ Result<PreparedPair> prepare(const PairCommandOptions& given) {
   options.prefill = prefill->config;
   options.decode_ranks = ranks_of(prepared.decode);
   options.prefill_ranks = ranks_of(prepared.prefill);
-  options.staging_blocks = given.staging_blocks;
-  options.network = given.network;
   options.network.seed = given.replay.run.spec.seed;
-  options.times = given.times;
-  options.attempts_max = given.attempts_max;
-  options.offer_percent = given.offer_percent;
-  options.steps_max = given.steps_max;
   options.step_time = decode.run.step_time;
   options.load_failure_policy = given.replay.run.spec.connector.load_failure_policy;
   // One client for both engines; the prefill engine's own workload is not used.

@@ -83,9 +83,8 @@ Result<std::vector<Held>> chosen_relations(const std::vector<std::string>& names
 
 // True if the run shows a finding of docs/findings.md: a breach in it is not a new failure.
 bool is_known(const SavedCase& saved, const Deciding& deciding) {
-  JudgeOptions options;
-  options.decisions = deciding.decisions();
-  options.invariants = deciding.engines == nullptr;
+  JudgeOptions options{.decisions = deciding.decisions(),
+                       .invariants = deciding.engines == nullptr};
   return known_finding_of_run(saved, options) != nullptr;
 }
 
@@ -148,9 +147,7 @@ Result<void> hold_on_devices(const SavedCase& saved, std::uint64_t seed, const D
 // keeps only its first breach, but the later cases still count as applied.
 Result<std::int64_t> hold_all(const RelationsOptions& options, const Deciding& deciding,
                               std::vector<Held>& all) {
-  GeneratorOptions generator;
-  generator.engine = options.engine;
-  generator.backend = options.backend;
+  GeneratorOptions generator{.engine = options.engine, .backend = options.backend};
   // The other modes watch accesses, which a relation does not compare.
   generator.check = "fast";
   generator.never = unrelated_features();

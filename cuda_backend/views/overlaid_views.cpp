@@ -214,9 +214,7 @@ Result<LayerViews> OverlaidDeriver::row_views(const KVCacheSpec& spec, const Pag
                 spec.head_size_v);
   const std::int64_t heads = has_scales_by_block(spec) ? at.heads / shape.parts : at.heads;
   const std::int64_t to_value = has_scales_by_block(spec) ? heads * at.head_stride : shape.row;
-  LayerViews views;
-  views.kernel_block_size = at.rows;
-  views.blocks_per_kv_block = splits;
+  LayerViews views{.kernel_block_size = at.rows, .blocks_per_kv_block = splits};
   TensorView& view = views.tensors.emplace_back();
   view.dtype = spec.dtype;
   view.storage_offset = at.first_byte / item;

@@ -364,11 +364,8 @@ class Dialogue {
 // Describes the plainest case: one layer of full attention, or of MLA where the engine has only
 // that, 8 usable blocks of 16 tokens, and max_model_len 48.
 RecordingHeader plain_header(const EngineHello& hello) {
-  EngineConfig config;
-  config.max_num_seqs = 4;
-  config.max_num_batched_tokens = 64;
-  config.max_model_len = 48;
-  config.block_size = 16;
+  EngineConfig config{
+      .max_num_seqs = 4, .max_num_batched_tokens = 64, .max_model_len = 48, .block_size = 16};
   KVCacheGroupSpec group;
   group.layer_names = {"layers.0"};
   group.spec.kind =
@@ -407,11 +404,10 @@ struct Decided {
 Decided decided(const SavedCase& saved, const std::shared_ptr<ForeignEngines>& engines) {
   Decided decided;
   Recording recording;
-  JudgeOptions judging;
-  judging.decisions = decisions_of(engines);
-  judging.recording = &recording;
-  judging.invariants = false;
-  judging.rules = AuditedRules::memory;
+  JudgeOptions judging{.decisions = decisions_of(engines),
+                       .recording = &recording,
+                       .invariants = false,
+                       .rules = AuditedRules::memory};
   decided.outcome = judge(saved, judging);
   for (const RecordedStep& step : recording.steps) decided.lines += recording_step_line(step);
   return decided;
@@ -423,10 +419,7 @@ Decided decided(const SavedCase& saved, const std::shared_ptr<ForeignEngines>& e
 // repeated.
 void check_feature(const AdapterCheckOptions& options, std::string_view word, FeatureSet of,
                    Checks& checks, std::vector<std::pair<SavedCase, Decided>>& all) {
-  GeneratorOptions generator;
-  generator.engine = options.engine;
-  generator.backend = "none";
-  generator.never = options.never;
+  GeneratorOptions generator{.engine = options.engine, .never = options.never, .backend = "none"};
   generator.never.remove(of);
   generator.always = of;
   int agreed = 0, known = 0;

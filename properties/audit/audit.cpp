@@ -33,23 +33,6 @@ std::string line_of(const AuditFinding& finding) {
   return line + ": " + finding.what;
 }
 
-Auditor::Auditor(const RecordingHeader& header, AuditScope scope, AuditedRules rules)
-    : steps_(std::make_unique<AuditSteps>(header, scope, rules)) {}
-Auditor::~Auditor() = default;
-Auditor::Auditor(Auditor&&) noexcept = default;
-
-void Auditor::step(const RecordedStep& step) { steps_->step(step); }
-
-void Auditor::end(const RecordingEnd& end) { steps_->end(end); }
-
-std::vector<AuditFinding> Auditor::take_findings() { return steps_->take_findings(); }
-
-std::int64_t Auditor::reads_checked() const { return steps_->reads_checked(); }
-
-const HitTotals& Auditor::hits() const { return steps_->hits(); }
-
-std::vector<std::string> Auditor::not_checked() const { return steps_->not_checked(); }
-
 static bool has_roles(const RecordingHeader& header) {
   return std::ranges::any_of(header.groups,
                              [](const KVCacheGroupSpec& group) { return !group.role.empty(); });

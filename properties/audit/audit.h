@@ -131,29 +131,6 @@ struct HitTotals {
 // `hits_only` counts what could be hit and checks nothing.
 enum class AuditScope : std::uint8_t { running_engine, other_engine, whole_recording, hits_only };
 
-class AuditSteps;
-
-// Audits one recording, step by step.
-class Auditor {
- public:
-  explicit Auditor(const RecordingHeader& header, AuditScope scope = AuditScope::running_engine,
-                   AuditedRules rules = AuditedRules::all);
-  ~Auditor();
-  Auditor(Auditor&&) noexcept;
-
-  void step(const RecordedStep& step);
-  // Checks the rules about the end, unless the recording is cut off.
-  void end(const RecordingEnd& end);
-  std::vector<AuditFinding> take_findings();  // `file` is empty
-  std::int64_t reads_checked() const;         // slots and states
-  const HitTotals& hits() const;
-  // What the recording does not have, after its end: one line per rule that was not checked.
-  std::vector<std::string> not_checked() const;
-
- private:
-  std::unique_ptr<AuditSteps> steps_;
-};
-
 // Why a recording cannot be audited: states with drafts in flight, in releases whose worker places
 // them by a count that a recording does not have. Empty: it can.
 std::string why_not_audited(const RecordingHeader& header);

@@ -13,7 +13,7 @@ std::span<const std::int32_t> sampled_of(const RecordedStep& step, const std::st
   return found->tokens;
 }
 
-AuditSteps::AuditSteps(const RecordingHeader& header, AuditScope scope, AuditedRules rules)
+Auditor::Auditor(const RecordingHeader& header, AuditScope scope, AuditedRules rules)
     : core_(header, scope, rules),
       hits_(core_),
       counted_hits_(core_.setup.has_connector ? nullptr : &hits_),
@@ -32,7 +32,7 @@ AuditSteps::AuditSteps(const RecordingHeader& header, AuditScope scope, AuditedR
     policy_.emplace(core_, transfers_, header);
 }
 
-std::vector<std::string> AuditSteps::not_checked() const {
+std::vector<std::string> Auditor::not_checked() const {
   std::vector<std::string> not_checked;
   if (!outputs_.shows_queues())
     not_checked.emplace_back("the queue of each request: the recording does not list its queues");
@@ -50,7 +50,7 @@ std::vector<std::string> AuditSteps::not_checked() const {
   return not_checked;
 }
 
-void AuditSteps::step(const RecordedStep& step) {
+void Auditor::step(const RecordedStep& step) {
   core_.findings.begin_step(step.step);
   const std::int64_t last_output_before = core_.last_output;
   take_events(step, step.before);
@@ -94,7 +94,7 @@ void AuditSteps::step(const RecordedStep& step) {
                           : step.step;
 }
 
-void AuditSteps::end(const RecordingEnd& end) {
+void Auditor::end(const RecordingEnd& end) {
   core_.findings.begin_step(-1);
   blocks_.end();
   outputs_.end();
@@ -112,13 +112,13 @@ void AuditSteps::end(const RecordingEnd& end) {
   if (policy_ && counted_hits_ != nullptr) hits_.end();
 }
 
-void AuditSteps::take_events(const RecordedStep& step, const std::vector<RecordedEvent>& events) {
+void Auditor::take_events(const RecordedStep& step, const std::vector<RecordedEvent>& events) {
   const std::int64_t first_step = step.step + (&events == &step.during ? 1 : 0);
   for (const RecordedEvent& event : events) take_event(step, event, first_step);
 }
 
-void AuditSteps::take_event(const RecordedStep& step, const RecordedEvent& event,
-                            std::int64_t first_step) {
+void Auditor::take_event(const RecordedStep& step, const RecordedEvent& event,
+                         std::int64_t first_step) {
   using Kind = RecordedEvent::Kind;
   if (policy_) policy_->begin(event);
   if (event.kind == Kind::output) core_.last_output = event.output_of_step;
@@ -139,7 +139,7 @@ void AuditSteps::take_event(const RecordedStep& step, const RecordedEvent& event
 }
 
 // The engine refuses a request that is too long, and never schedules it.
-void AuditSteps::add(const RecordedEvent& event, std::int64_t first_step) {
+void Auditor::add(const RecordedEvent& event, std::int64_t first_step) {
   if (event.request.prompt.size() > core_.setup.config.max_model_len) return;
   const AuditRequest* same = core_.requests.find(event.request.name);
   if (same != nullptr && !same->has_left)
@@ -163,7 +163,7 @@ void AuditSteps::add(const RecordedEvent& event, std::int64_t first_step) {
 }
 
 // Running requests release their blocks, and the engine drops their output in flight.
-void AuditSteps::reset_running() {
+void Auditor::reset_running() {
   for (auto& [name, request] : core_.requests) {
     if (!request.running || request.has_ended) continue;
     request.running = false;
@@ -174,7 +174,7 @@ void AuditSteps::reset_running() {
   }
 }
 
-void AuditSteps::preempt(const RecordedStep& step) {
+void Auditor::preempt(const RecordedStep& step) {
   for (const std::string& name : step.preempted) {
     AuditRequest* const request = core_.requests.find(name);
     check_preempted(name, request);
@@ -195,7 +195,7 @@ void AuditSteps::preempt(const RecordedStep& step) {
           "was preempted by a reset, and the worker is not notified: it keeps its row", "reset");
 }
 
-void AuditSteps::check_told(const AuditRequest& request) {
+void Auditor::check_told(const AuditRequest& request) {
   if (!core_.setup.is_recording() || request.has_ended || request.has_left) return;
   untold_.push_back(
       {.rule = AuditRule::queues,
@@ -207,7 +207,7 @@ void AuditSteps::check_told(const AuditRequest& request) {
   if (names_ends_) report_untold();
 }
 
-void AuditSteps::report_untold() {
+void Auditor::report_untold() {
   for (AuditFinding& finding : std::exchange(untold_, {})) {
     std::string cause = core_.findings.cause_of(finding.rule, finding.request, {});
     core_.findings.add(std::move(finding), std::move(cause));
@@ -215,7 +215,7 @@ void AuditSteps::report_untold() {
 }
 
 // True if the engine runs a request though it has handled the end.
-bool AuditSteps::is_past_end(const RecordedStep& step, const AuditRequest& request) {
+bool Auditor::is_past_end(const RecordedStep& step, const AuditRequest& request) {
   if (!request.has_ended || !core_.setup.is_recording()) return false;
   std::int64_t& handled_in = ends_[request].handled_in;
   if (handled_in < 0) handled_in = step.step;
@@ -224,7 +224,7 @@ bool AuditSteps::is_past_end(const RecordedStep& step, const AuditRequest& reque
 
 // True if the request has ended and should be among the finished ones. With a connector, engines
 // without a profile may report it after its blocks are sent.
-bool AuditSteps::keeps_row(const RecordedStep& step, const AuditRequest& request) const {
+bool Auditor::keeps_row(const RecordedStep& step, const AuditRequest& request) const {
   if (!request.has_ended || request.has_left || !core_.setup.is_recording()) return false;
   if (core_.setup.profile != nullptr) return true;
   const std::int64_t handled_in = ends_[request].handled_in;
@@ -232,7 +232,7 @@ bool AuditSteps::keeps_row(const RecordedStep& step, const AuditRequest& request
          scheduled_in_[request] <= core_.last_output;
 }
 
-void AuditSteps::check_preempted(const std::string& name, const AuditRequest* request) {
+void Auditor::check_preempted(const std::string& name, const AuditRequest* request) {
   if (!core_.setup.is_recording()) return;
   if (request == nullptr || request->has_left)
     core_.findings.report(AuditRule::queues, name,
@@ -242,8 +242,8 @@ void AuditSteps::check_preempted(const std::string& name, const AuditRequest* re
 }
 
 // Of several outputs after one step, one may be received before the client disconnects.
-void AuditSteps::check_stopped_once(const RecordedStep& step, const std::string& name,
-                                    const AuditRequest* request) {
+void Auditor::check_stopped_once(const RecordedStep& step, const std::string& name,
+                                 const AuditRequest* request) {
   const bool is_sure =
       std::ranges::count(step.during, RecordedEvent::Kind::output, &RecordedEvent::kind) == 0;
   const bool is_again =
@@ -257,8 +257,8 @@ void AuditSteps::check_stopped_once(const RecordedStep& step, const std::string&
 
 // A request is new to the worker in its first row, when it is resumed after a preemption or a
 // reset, and with each chunk of a session.
-void AuditSteps::check_start(const RecordedScheduled& scheduled, const AuditRequest& request,
-                             bool is_first) {
+void Auditor::check_start(const RecordedScheduled& scheduled, const AuditRequest& request,
+                          bool is_first) {
   const auto report = [&](AuditRule rule, std::string what) {
     core_.findings.report(rule, request.name, std::move(what));
   };
@@ -277,8 +277,8 @@ void AuditSteps::check_start(const RecordedScheduled& scheduled, const AuditRequ
     report(AuditRule::starts, "was preempted, and its row is new without being resumed");
 }
 
-std::optional<AuditRow> AuditSteps::make_row(const RecordedStep& step,
-                                             const RecordedScheduled& scheduled) {
+std::optional<AuditRow> Auditor::make_row(const RecordedStep& step,
+                                          const RecordedScheduled& scheduled) {
   FindingList& findings = core_.findings;
   AuditRequest* const live = core_.requests.find(scheduled.id);
   if (live == nullptr || live->has_left) {
@@ -344,8 +344,8 @@ std::optional<AuditRow> AuditSteps::make_row(const RecordedStep& step,
 }
 
 // The worker receives the request's blocks. A new request starts after its hit and its load.
-void AuditSteps::fill_table(const RecordedStep& step, const RecordedScheduled& scheduled,
-                            AuditRequest& request) {
+void Auditor::fill_table(const RecordedStep& step, const RecordedScheduled& scheduled,
+                         AuditRequest& request) {
   const std::int32_t hit = transfers_.num_hit(step, scheduled, request);
   const std::int32_t loaded_to = KvTransferLedger::loaded_to(step, scheduled);
   if (scheduled.is_new) {
@@ -371,7 +371,7 @@ void AuditSteps::fill_table(const RecordedStep& step, const RecordedScheduled& s
                                 : std::span<const BlockId>());
 }
 
-void AuditSteps::fill_contents(const RecordedScheduled& scheduled, AuditRow& row) {
+void Auditor::fill_contents(const RecordedScheduled& scheduled, AuditRow& row) {
   const AuditRequest& request = *row.request;
   const auto known = static_cast<std::int32_t>(request.tokens.size());
   const std::span<const std::int32_t> sampled = row.sampled;
@@ -389,8 +389,8 @@ void AuditSteps::fill_contents(const RecordedScheduled& scheduled, AuditRow& row
   }
 }
 
-void AuditSteps::run_group(const RecordedStep& step, const std::vector<AuditRow>& rows,
-                           std::size_t group) {
+void Auditor::run_group(const RecordedStep& step, const std::vector<AuditRow>& rows,
+                        std::size_t group) {
   const KVCacheSpec& spec = core_.setup.groups[group].spec;
   if (is_state(spec))
     states_->step(rows, group);
@@ -401,7 +401,7 @@ void AuditSteps::run_group(const RecordedStep& step, const std::vector<AuditRow>
 }
 
 // Rules over all requests of a step.
-void AuditSteps::check_step(const RecordedStep& step) {
+void Auditor::check_step(const RecordedStep& step) {
   blocks_.step(step);
   if (policy_) policy_->step(step);
   blocks_.check_shown_tables(step);
@@ -415,7 +415,7 @@ void AuditSteps::check_step(const RecordedStep& step) {
   outputs_.check_unscheduled_samples(step);
 }
 
-void AuditSteps::take_samples(const RecordedStep& step, const std::vector<AuditRow>& rows) {
+void Auditor::take_samples(const RecordedStep& step, const std::vector<AuditRow>& rows) {
   for (const AuditRow& row : rows) {
     if (row.is_void) continue;
     outputs_.check_sampled(row);
@@ -424,7 +424,7 @@ void AuditSteps::take_samples(const RecordedStep& step, const std::vector<AuditR
   }
 }
 
-void AuditSteps::take_outputs(const RecordedStep& step) {
+void Auditor::take_outputs(const RecordedStep& step) {
   const std::int64_t last =
       core_.setup.config.async_scheduling ? step.output_of_step.value_or(-1) : step.step;
   transfers_.end(step, last);

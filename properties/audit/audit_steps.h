@@ -22,15 +22,20 @@
 
 namespace lockstep {
 
-class AuditSteps {
+// Audits one recording, step by step. Ledgers refer to each other, so it stays where it is.
+class Auditor {
  public:
-  AuditSteps(const RecordingHeader& header, AuditScope scope, AuditedRules rules);
+  explicit Auditor(const RecordingHeader& header, AuditScope scope = AuditScope::running_engine,
+                   AuditedRules rules = AuditedRules::all);
+  Auditor(const Auditor&) = delete;
 
   void step(const RecordedStep& step);
+  // Checks the rules about the end, unless the recording is cut off.
   void end(const RecordingEnd& end);
-  std::vector<AuditFinding> take_findings() { return core_.findings.take(); }
-  std::int64_t reads_checked() const { return core_.num_reads; }
+  std::vector<AuditFinding> take_findings() { return core_.findings.take(); }  // `file` is empty
+  std::int64_t reads_checked() const { return core_.num_reads; }               // slots and states
   const HitTotals& hits() const { return hits_.totals(); }
+  // What the recording does not have, after its end: one line per rule that was not checked.
   std::vector<std::string> not_checked() const;
 
  private:

@@ -412,9 +412,8 @@ EventLedger::Difference EventLedger::difference_in_block(const RecordedCacheEven
 
 DescribedBlocks EventLedger::blocks_of(const RecordedCacheEvent& event, const Candidate& of,
                                        bool is_wrong) const {
-  DescribedBlocks described;
-  described.is_wrong = is_wrong;
-  described.end = of.first + static_cast<std::int32_t>(event.token_ids.size());
+  DescribedBlocks described{.end = of.first + static_cast<std::int32_t>(event.token_ids.size()),
+                            .is_wrong = is_wrong};
   for (std::int32_t end = of.first + event.block_size; end <= described.end;
        end += event.block_size) {
     const auto at = static_cast<std::size_t>(end);

@@ -196,9 +196,7 @@ Result<FindingTrial> try_finding(const FindingCases& finding, const FindingTrial
   for (const std::string_view file : finding.files) {
     const std::string path = (std::filesystem::path(options.folder) / file).string();
     LS_ASSIGN_OR_RETURN(const auto inputs, read_case(finding, path, options.engine));
-    JudgeOptions judging;
-    judging.decisions = options.decisions;
-    judging.clients = inputs.clients;
+    JudgeOptions judging{.decisions = options.decisions, .clients = inputs.clients};
     // Invariants need the model's scheduler, whose rules another engine need not share.
     judging.invariants = false;
     judging.scope = options.scope;

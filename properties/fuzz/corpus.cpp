@@ -5,7 +5,6 @@
 #include <tuple>
 #include <utility>
 
-#include "base/check.h"
 #include "base/line_reader.h"
 
 namespace lockstep {

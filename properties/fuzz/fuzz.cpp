@@ -461,13 +461,11 @@ void fields(Io& io, FieldsOf<Io, FuzzFailure>& failure) {
 }
 
 static void write_buckets(JsonWriter& out, const FuzzReport& report) {
-  out.begin_array();
-  for (const FuzzBucket& bucket : report.buckets()) {
+  out.each(report.buckets(), [&](const FuzzBucket& bucket) {
     out.begin_object().string("bucket", bucket.name).integer("cases", bucket.cases);
     out.key("first_seed").uint64(bucket.first->seed);
     out.key("smallest_seed").uint64(bucket.smallest->seed).end_object();
-  }
-  out.end_array();
+  });
 }
 
 template <class Io>

@@ -35,18 +35,18 @@ namespace lockstep {
 
 struct FuzzOptions {
   GeneratorOptions generator = {.device_modes = true};
-  std::string mutant;  // planted in every case; empty: none
-  BackendFactory backend;
+  std::string mutant{};  // planted in every case; empty: none
+  BackendFactory backend{};
   // Absent: the model decides. Otherwise generator.engine must name the closest profile of that
   // engine.
-  DecisionsFactory decisions;
+  DecisionsFactory decisions{};
   AuditedRules rules = AuditedRules::all;
-  std::string decided_by = {};      // name of the deciding engine; empty: the model
-  std::string worked_by = {};       // name of the engine whose worker is `backend`; empty: none
-  std::string again = {};           // the command that repeats a case, without --seed
-  bool again_repeats = false;       // with a corpus: `again` repeats all failures by itself
-  bool conforms = false;            // JudgeOptions::conforms
-  std::vector<KnownFailure> known;  // the user's list of failures to ignore, with the findings
+  std::string decided_by = {};        // name of the deciding engine; empty: the model
+  std::string worked_by = {};         // name of the engine whose worker is `backend`; empty: none
+  std::string again = {};             // the command that repeats a case, without --seed
+  bool again_repeats = false;         // with a corpus: `again` repeats all failures by itself
+  bool conforms = false;              // JudgeOptions::conforms
+  std::vector<KnownFailure> known{};  // the user's list of failures to ignore, with the findings
   std::uint64_t first_seed = 1;
   std::int64_t runs = 1;   // cases: seeds first_seed .. first_seed + runs - 1
   std::int64_t shard = 0;  // index of this shard; it takes every `shards`-th seed

@@ -306,16 +306,15 @@ CaseGenes changed_genes(const ParentCase& first, const ParentCase& second, Seede
 }
 
 std::string genes_to_text(const CaseGenes& genes) {
-  JsonWriter out;
-  out.begin_object().key("base").uint64(genes.base);
-  out.key("parts").begin_object();
-  for (const auto& [key, gene] : genes.parts) {
-    out.key(fmt::format("{}", key)).begin_array().integer(gene.seed);
-    for (const auto& [position, word] : gene.words) out.integer(position).integer(word);
-    out.end_array();
-  }
-  out.end_object().end_object();
-  return out.take_line();
+  return object_line([&](JsonWriter& out) {
+    out.key("base").uint64(genes.base).key("parts").begin_object();
+    for (const auto& [key, gene] : genes.parts) {
+      out.key(fmt::format("{}", key)).begin_array().integer(gene.seed);
+      for (const auto& [position, word] : gene.words) out.integer(position).integer(word);
+      out.end_array();
+    }
+    out.end_object();
+  });
 }
 
 // Reads the object of genes_to_text(). A part key outside all parts is refused; the loop bounds the

@@ -251,11 +251,11 @@ using enum FaultKind;
 constexpr std::int64_t kLastsMax = 6;  // steps
 
 PlannedFault draw_fault(ChoiceSource& choices, const FaultRoom& room) {
-  PlannedFault fault;
-  fault.kind = choices.one_of({refuse_allocation, pinch_pool, pinch_pool, early_output, late_output,
-                               abort_waiting, abort_first_chunk, abort_mid_prefill, abort_decode,
-                               abort_preempted, abort_in_flight, abort_again});
-  fault.step = choices.below(room.steps);
+  PlannedFault fault{
+      .kind = choices.one_of({refuse_allocation, pinch_pool, pinch_pool, early_output, late_output,
+                              abort_waiting, abort_first_chunk, abort_mid_prefill, abort_decode,
+                              abort_preempted, abort_in_flight, abort_again}),
+      .step = choices.below(room.steps)};
   if (is_abort(fault.kind)) {
     if (fault.kind != abort_again) fault.number = choices.below(4);
     return fault;

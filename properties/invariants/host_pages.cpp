@@ -295,9 +295,7 @@ void RunPages::decided(const StepView& view, const RecordedStep& step) {
 void RunPages::finished(const StepView& view, const RecordedStep& step) {
   if (!pages_ || !step.worker) return;
   const RecordedWorker& worker = *step.worker;
-  KVConnectorOutput report;
-  report.enqueued = worker.enqueued;
-  report.completed = worker.completed;
+  KVConnectorOutput report{.enqueued = worker.enqueued, .completed = worker.completed};
   std::vector<RequestId> loading;
   for (const SkippedRequest& request : view.decisions.skipped()) loading.push_back(request.id);
   std::vector<HostPages::Load> loads;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "properties/audit/audit_steps.h"
 #include "properties/invariants/host_pages.h"
 #include "properties/invariants/invariants.h"
 #include "properties/judge/forwarding_backend.h"
@@ -14,7 +15,6 @@
 #include "sim/conform/conform.h"
 #include "sim/recording/run_recorder.h"
 #include "sim/step/program_builder.h"
-#include "traces/formats/engine_options.h"
 
 namespace lockstep {
 namespace {

@@ -37,25 +37,16 @@ std::string audit_summary(const RecordingCheck& check) {
 // The auditor holds for the whole recording: a scope for running engines would skip rules about its
 // end.
 RecordingAudit::RecordingAudit(std::shared_ptr<const Recording> recording, AuditedRules rules)
-    : recording_(std::move(recording)), not_audited_(why_not_audited(recording_->header)) {
-  if (not_audited_.empty())
-    auditor_ = std::make_unique<Auditor>(recording_->header, AuditScope::whole_recording, rules);
+    : recording_(std::move(recording)) {
+  open(recording_->header, AuditScope::whole_recording, rules);
 }
 
 // The run ends after a finding, so a second call with findings is a bug of the loop.
 bool RecordingAudit::decided(const StepView& view) {
-  if (auditor_ == nullptr) return true;
-  LS_CHECK(findings_.empty(), "{} findings, and step {} is decided", findings_.size(),
+  LS_CHECK(findings().empty(), "{} findings, and step {} is decided", findings().size(),
            view.decision.step);
-  auditor_->step(recording_->steps[static_cast<std::size_t>(view.decision.step)]);
-  findings_ = auditor_->take_findings();
-  return findings_.empty();
-}
-
-void RecordingAudit::end() {
-  if (auditor_ == nullptr || !findings_.empty()) return;
-  auditor_->end(recording_->end);
-  findings_ = auditor_->take_findings();
+  if (!is_over()) audit(recording_->steps[static_cast<std::size_t>(view.decision.step)]);
+  return findings().empty();
 }
 
 CheckFailure failure_of(const AuditFinding& finding) {
@@ -155,36 +146,32 @@ void RunAudit::open(const LockstepConfig& config, const DecisionSource& decision
   if (const auto name = decisions.name_without_profile(); !name.empty())
     header.engine = {.name = std::string(name), .version = "1"};
   scope_ = scope;
-  not_audited_ = why_not_audited(header);
-  if (not_audited_.empty()) auditor_.emplace(header, scope, rules);
+  StepAudit::open(header, scope, rules);
 }
 
 bool RunAudit::has_ended() const {
-  if (!auditor_ || !findings_.empty()) return true;
-  return scope_ == AuditScope::hits_only && auditor_->hits().tokens > kTokensMax;
+  return is_over() || (scope_ == AuditScope::hits_only && auditor_->hits().tokens > kTokensMax);
 }
 
 bool RunAudit::decided(const StepView& view) {
   if (!has_ended()) recorder_.decided(view);
-  return findings_.empty();
+  return findings().empty();
 }
 
 bool RunAudit::finished(const StepView& view) {
   if (!has_ended()) recorder_.finished(view);
-  return findings_.empty();
+  return findings().empty();
 }
 
 // The scope `hits_only` has no finding worth reporting.
 void RunAudit::take(const RecordedStep& step) {
+  if (scope_ != AuditScope::hits_only) return audit(step);
   auditor_->step(step);
-  std::vector<AuditFinding> found = auditor_->take_findings();
-  if (scope_ != AuditScope::hits_only) findings_ = std::move(found);
+  auditor_->take_findings();
 }
 
 void RunAudit::end() {
-  if (has_ended() || scope_ == AuditScope::hits_only) return;
-  auditor_->end(recorder_.end());
-  findings_ = auditor_->take_findings();
+  if (!has_ended() && scope_ != AuditScope::hits_only) audit(recorder_.end());
 }
 
 const HitTotals* RunAudit::hits() const {

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "properties/audit/audit.h"
+#include "properties/audit/audit_steps.h"
 #include "sim/conform/conform.h"
 #include "sim/engine/step_observer.h"
 #include "sim/recording/run_recorder.h"
@@ -23,12 +23,43 @@
 
 namespace lockstep {
 
+// Audits the steps of a run while it runs; a finding ends the audit and the run.
+class StepAudit : public StepObserver {
+ public:
+  const std::vector<AuditFinding>& findings() const { return findings_; }
+  // Returns why the audit cannot follow the steps; empty: it can.
+  const std::string& not_audited() const { return not_audited_; }
+
+ protected:
+  void open(const RecordingHeader& header, AuditScope scope, AuditedRules rules) {
+    not_audited_ = why_not_audited(header);
+    if (not_audited_.empty()) auditor_.emplace(header, scope, rules);
+  }
+  // True if no further step is audited.
+  bool is_over() const { return !auditor_ || !findings_.empty(); }
+  // Audits a recorded step or the end. REQUIRES: the audit is not over.
+  void audit(const RecordedStep& step) {
+    auditor_->step(step);
+    findings_ = auditor_->take_findings();
+  }
+  void audit(const RecordingEnd& end) {
+    auditor_->end(end);
+    findings_ = auditor_->take_findings();
+  }
+
+  std::optional<Auditor> auditor_;  // absent: not audited
+
+ private:
+  std::string not_audited_;
+  std::vector<AuditFinding> findings_;
+};
+
 // Ends a run that follows `recording` at the first finding, before its step is executed.
 //
 // Invariants
 // (1) Every recorded step is audited once, in order, as `lockstep audit` does.
 // (2) After a finding no step is audited.
-class RecordingAudit final : public StepObserver {
+class RecordingAudit final : public StepAudit {
  public:
   // REQUIRES: the run follows this recording, from its first step.
   explicit RecordingAudit(std::shared_ptr<const Recording> recording,
@@ -37,16 +68,12 @@ class RecordingAudit final : public StepObserver {
   bool decided(const StepView& view) override;
   // Audits the end line. Must be called after the last step of a run that did not fail; without
   // effect after a finding.
-  void end();
-  const std::vector<AuditFinding>& findings() const { return findings_; }
-  // Returns why the audit cannot follow the recording; empty: it can.
-  const std::string& not_audited() const { return not_audited_; }
+  void end() {
+    if (!is_over()) audit(recording_->end);
+  }
 
  private:
   const std::shared_ptr<const Recording> recording_;
-  std::string not_audited_;
-  std::unique_ptr<Auditor> auditor_;  // null: not audited
-  std::vector<AuditFinding> findings_;
 };
 
 // Converts a finding to a check failure named "audit.RULE".
@@ -90,7 +117,7 @@ nlohmann::ordered_json json_of(const RecordingCheck& check);
 //
 // Not counted: hits of runs with a KV connector, as in HitTotals.
 
-class RunAudit final : public StepObserver {
+class RunAudit final : public StepAudit {
  public:
   // Prompt tokens, after which counting ends.
   static constexpr std::int64_t kTokensMax = 1'000'000;
@@ -111,9 +138,6 @@ class RunAudit final : public StepObserver {
   // Audits the end. Must be called after the last step of a run that did not fail.
   void end();
   bool has_ended() const;
-  const std::vector<AuditFinding>& findings() const { return findings_; }
-  // Returns why the audit cannot follow the run; empty: it can.
-  const std::string& not_audited() const { return not_audited_; }
   // Null: hits are not counted.
   const HitTotals* hits() const;
 
@@ -122,9 +146,6 @@ class RunAudit final : public StepObserver {
 
   RunRecorder recorder_;
   AuditScope scope_ = AuditScope::hits_only;
-  std::string not_audited_;
-  std::optional<Auditor> auditor_;
-  std::vector<AuditFinding> findings_;
 };
 
 // Hits of all engines together, without engines that the audit does not follow.

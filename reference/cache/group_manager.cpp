@@ -235,9 +235,7 @@ void GroupManager::announce_stored(const Request& request, std::int32_t first,
       hash.insert(hash.end(), hashes[part].begin(), hashes[part].end());
     return hash;
   };
-  CacheEvent event;
-  event.group = group_;
-  event.block_size = block_size_;
+  CacheEvent event{.group = group_, .block_size = block_size_};
   if (first > 0) event.parent = hash_of(first - 1);
   event.token_ids.resize((num_full - first) * block_size_);
   request.tokens.copy(std::int64_t{first} * block_size_, std::ssize(event.token_ids),
@@ -283,9 +281,7 @@ bool GroupManager::cache_part(const Request& request, BlockId block, std::int32_
     return false;
   if (pool_.events() == nullptr) return true;
   const std::vector<ExternalBlockHash>& hashes = request.hashes.external();
-  CacheEvent event;
-  event.group = group_;
-  event.block_size = hash_block_size;
+  CacheEvent event{.group = group_, .block_size = hash_block_size};
   event.block_hashes.push_back(hashes[last]);
   if (last > 0) event.parent = hashes[last - 1];
   event.token_ids.resize(hash_block_size);

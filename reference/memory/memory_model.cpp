@@ -31,13 +31,12 @@ std::optional<std::string> why_not_modelled(const KVCacheGroupSpec& group) {
 // head. Coordinates count layers and heads of the whole model, so ranks agree on rows.
 ModelLayer make_layer(std::int32_t index, std::int32_t group, const std::string& name,
                       const KVCacheSpec& spec, LayerMemory memory, const LayerShare& share) {
-  ModelLayer layer;
-  layer.share = share;
-  layer.index = index;
-  layer.group = group;
-  layer.name = name;
-  layer.dtype = spec.dtype;
-  layer.kind = spec.kind;
+  ModelLayer layer{.index = index,
+                   .group = group,
+                   .name = name,
+                   .dtype = spec.dtype,
+                   .kind = spec.kind,
+                   .share = share};
   if (memory.keeps_rows()) {
     layer.num_kv = memory.num_kv();
     layer.num_kv_heads = memory.parts.front().heads;

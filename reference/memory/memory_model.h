@@ -119,11 +119,11 @@ struct ModelLayer {
   std::int32_t lane = 0;
   std::string name;
   DType dtype = DType::bf16;
-  WordShape words;                           // of rows
+  WordShape words{};                         // of rows
   LatentFormat latent = LatentFormat::none;  // format of sparse MLA rows as numbers
   std::int64_t head_size = 0;  // elements of a row that attention reads, scales excluded
   CacheKind kind{};
-  LayerMemory memory;       // without parts: a page source, whose rows are those of resident layers
+  LayerMemory memory{};     // without parts: a page source, with rows of resident layers
   std::int64_t num_kv = 0;  // rows per token: 2 (K, V), 1 (MLA, hidden states), 0 (states)
   std::int64_t num_kv_heads = 0;
   std::int64_t rows_per_block = 0;
@@ -133,12 +133,12 @@ struct ModelLayer {
   // words are contiguous.
   std::int64_t data_bytes = 0;
   bool is_dealt_out = true;           // true if its tokens are sharded over context parallel ranks
-  TokensPerState tokens_per_state;    // its rows and their tokens: token_rows.h
+  TokensPerState tokens_per_state{};  // its rows and their tokens: token_rows.h
   std::int64_t num_sinks = 0;         // rows of the model before all tokens
   bool words_aligned = false;         // true if every row starts and ends on a word of its page
-  std::vector<std::uint64_t> coords;  // [num_kv][num_kv_heads]
-  std::vector<std::int64_t> state_first_word;  // per tensor, first word in StateContent::words
-  std::vector<StateNumbers> state_numbers;     // per state tensor; empty: states are words
+  std::vector<std::uint64_t> coords{};           // [num_kv][num_kv_heads]
+  std::vector<std::int64_t> state_first_word{};  // per tensor, first word in StateContent::words
+  std::vector<StateNumbers> state_numbers{};     // per state tensor; empty: states are words
 
   std::size_t num_states() const { return num_kv == 0 ? memory.parts.size() : 0; }
   // Byte of the state in its page.

@@ -300,9 +300,7 @@ Result<KVCacheConfig> with_own_tensors(KVCacheConfig plan, AttentionBackend chos
 }
 
 MemoryPlan memory_plan(const Placement& placed, const WorkerPages& pages) {
-  MemoryPlan plan;
-  plan.num_blocks = pages.num_blocks;
-  plan.tensor_size_bytes = {pages.device_bytes};
+  MemoryPlan plan{.num_blocks = pages.num_blocks, .tensor_size_bytes = {pages.device_bytes}};
   plan.layers_per_page.assign(placed.groups.size(), 1);
   std::size_t index = 0;
   for (const PlacedTensor& tensor : placed.tensors) {

@@ -1,13 +1,13 @@
 #include "reference/placement/cache_spec.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <numeric>
 #include <set>
 #include <tuple>
 
+#include "base/number_text.h"
 #include "reference/plan/grouping.h"
 #include "reference/types/token_rows.h"
 
@@ -181,12 +181,6 @@ constexpr std::string_view kDimensions = "LBHNC";
 constexpr std::array kPreference = {CacheLayout::LBNHC, CacheLayout::LBHNC, CacheLayout::BLNHC,
                                     CacheLayout::BLHNC, CacheLayout::BHLNC, CacheLayout::LHBNC};
 
-std::string list_of(const std::vector<CacheLayout>& orders) {
-  std::vector<std::string_view> names;
-  for (const CacheLayout order : orders) names.push_back(name_of(order));
-  return fmt::format("{}", fmt::join(names, ", "));
-}
-
 // Of one of the six; NHD and HND name LBNHC and LBHNC.
 std::optional<CacheLayout> overlaid_layout_from_name(std::string_view name) {
   const auto layout = from_name<CacheLayout>(name);
@@ -293,7 +287,7 @@ Result<ChosenOrder> choose_order(const std::vector<CacheLayout>& supported, bool
     const auto order = overlaid_layout_from_name(*asked);
     if (!order || !is_candidate(*order))
       return fail("the layout {} does not suit this model and its backends; one of {} does", *asked,
-                  list_of(orders));
+                  joined(orders, &name_of<CacheLayout>));
     return ChosenOrder{*order, "option"};
   }
   if (connector && is_candidate(*connector)) return ChosenOrder{*connector, "connector"};

@@ -300,9 +300,8 @@ Result<BlockSizes> hash_sizes(const Placement& plan, const PlacementOptions& opt
   if (options.dcp > kContextRanksMax || common > kTokensMax / options.dcp)
     return fail("blocks of {} tokens on {} ranks; expected at most {} tokens in all", common,
                 options.dcp, kTokensMax);
-  EngineConfig config;
-  config.block_size = static_cast<std::int32_t>(cache_config_block(plan));
-  config.dcp = static_cast<std::int32_t>(options.dcp);
+  EngineConfig config{.block_size = static_cast<std::int32_t>(cache_config_block(plan)),
+                      .dcp = static_cast<std::int32_t>(options.dcp)};
   config.enable_prefix_caching =
       options.prefix_caching || !options.connector.empty() || options.has_host_pages();
   config.prefix_match_unit = static_cast<std::int32_t>(options.prefix_match_unit.value_or(0));

@@ -70,13 +70,12 @@ std::int64_t max_blocks_per_request(const KVCacheGroupSpec& group, const PlanOpt
 }
 
 PlanOptions plan_options_of(const EngineConfig& engine) {
-  PlanOptions options;
-  options.max_model_len = engine.max_model_len;
-  options.max_num_batched_tokens = engine.max_num_batched_tokens;
-  options.mamba_cache_mode = engine.mamba_cache_mode;
-  options.num_spec = engine.num_spec_tokens;
-  options.dcp = engine.dcp;
-  options.max_num_encoder_input_tokens = max_encoder_rows(engine);
+  PlanOptions options{.dcp = engine.dcp,
+                      .mamba_cache_mode = engine.mamba_cache_mode,
+                      .num_spec = engine.num_spec_tokens,
+                      .max_model_len = engine.max_model_len,
+                      .max_num_batched_tokens = engine.max_num_batched_tokens,
+                      .max_num_encoder_input_tokens = max_encoder_rows(engine)};
   // Ranks of prefill context parallelism share out the tokens in 0.22.1 only.
   const EngineProfile* profile = find_engine_profile(engine.engine);
   if (profile == nullptr || profile->shards_by_pcp) options.pcp = engine.pcp;
@@ -167,11 +166,10 @@ namespace {
 
 GroupCapacity group_capacity(const KVCacheGroupSpec& group, const KVCacheConfig& config,
                              const PlanOptions& options) {
-  GroupCapacity capacity;
-  capacity.kind = group.spec.kind;
-  capacity.block_size = group.spec.block_size;
-  capacity.blocks_per_request = max_blocks_per_request(group, options);
-  capacity.grows = grows_with_length(group.spec);
+  GroupCapacity capacity{.kind = group.spec.kind,
+                         .block_size = group.spec.block_size,
+                         .blocks_per_request = max_blocks_per_request(group, options),
+                         .grows = grows_with_length(group.spec)};
   for (std::size_t i = 0; i < group.layer_names.size(); ++i) {
     const std::int64_t used = unpadded_page_size_bytes(group.layer_spec(i));
     capacity.used_bytes += used;
@@ -272,10 +270,9 @@ std::int64_t tokens_of_groups(const KVCacheConfig& config, const PlanOptions& op
 Capacity capacity_of(const KVCacheConfig& config, const PlanOptions& options) {
   LS_CHECK(!config.groups.empty() && config.num_blocks > 0, "{} groups, {} blocks",
            config.groups.size(), config.num_blocks);
-  Capacity c;
-  c.num_blocks = config.num_blocks;
-  c.usable_blocks = config.num_blocks - 1;
-  c.blocks_per_request = blocks_per_request(config, options);
+  Capacity c{.num_blocks = config.num_blocks,
+             .usable_blocks = config.num_blocks - 1,
+             .blocks_per_request = blocks_per_request(config, options)};
   LS_CHECK(c.blocks_per_request > 0, "max_model_len {}", options.max_model_len);
   c.max_concurrency =
       static_cast<double>(config.num_blocks) / static_cast<double>(c.blocks_per_request);

@@ -107,8 +107,8 @@ struct Capacity {
   std::int64_t pool_bytes = 0;
   std::int64_t slot_address_space = 0;  // of the group with most slots
   std::int64_t hit_step_tokens = 0;     // a prefix hit is a multiple of this; 0: no hits
-  std::vector<GroupCapacity> groups;
-  std::vector<Formula> formulas;
+  std::vector<GroupCapacity> groups{};
+  std::vector<Formula> formulas{};
 };
 
 // Requires a plan with groups.

@@ -206,9 +206,7 @@ Result<LayerViews> row_views(const LayerMemory& layer, const KVCacheSpec& spec,
         "a padded page of {} bytes cannot be cut into {} kernel blocks by one stride; use a block "
         "size that the kernel takes whole",
         layer.page_bytes(), rows.kernel_blocks);
-  LayerViews views;
-  views.kernel_block_size = rows.rows;
-  views.blocks_per_kv_block = rows.kernel_blocks;
+  LayerViews views{.kernel_block_size = rows.rows, .blocks_per_kv_block = rows.kernel_blocks};
   const std::int64_t item = itemsize_bytes(spec.dtype);
   TensorView& view = views.tensors.emplace_back();
   view.dtype = spec.dtype;
@@ -239,9 +237,8 @@ Result<PoolViews> pool_views(const KVCacheConfig& config, AttentionBackend chose
                              CacheLayout cache_layout, LayoutRule rule) {
   LS_ASSIGN_OR_RETURN(const MemoryPlan plan, pool_layout(config, chosen, cache_layout, rule));
   LS_ASSIGN_OR_RETURN(auto sizes, kernel_block_sizes(config, chosen));
-  PoolViews pool;
-  pool.tensor_size_bytes = plan.tensor_size_bytes;
-  pool.kernel_block_sizes = std::move(sizes);
+  PoolViews pool{.tensor_size_bytes = plan.tensor_size_bytes,
+                 .kernel_block_sizes = std::move(sizes)};
   pool.groups.resize(config.groups.size());
   for (const LayerMemory& layer : plan.layers) {
     const KVCacheSpec& spec = config.groups[layer.group].layer_spec(layer.layer);

@@ -83,8 +83,8 @@ struct LayerMemory {
 struct MemoryPlan {
   std::int64_t num_blocks = 0;
   std::vector<std::int64_t> tensor_size_bytes;
-  std::vector<std::int64_t> layers_per_page;  // of each group
-  std::vector<LayerMemory> layers;            // group by group, or tensor by tensor
+  std::vector<std::int64_t> layers_per_page{};  // of each group
+  std::vector<LayerMemory> layers{};            // group by group, or tensor by tensor
 };
 
 // The first byte of each tensor, and the end of the last.

@@ -10,7 +10,6 @@
 // Other groups follow.
 #pragma once
 
-#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>

@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/memo.h"
+#include "base/number_text.h"
 #include "reference/profiles/policies.h"
 #include "reference/profiles/releases.h"
 
@@ -23,21 +24,13 @@ std::string_view take_word(std::string_view& text, char end) {
   return word;
 }
 
-// "no, yes": the values that a message lists.
-std::string words_of(const Policy& policy) {
-  std::string words;
-  for (const PolicyValue& value : policy.values)
-    words += fmt::format("{}{}", words.empty() ? "" : ", ", value.word);
-  return words;
-}
-
 // Errors: an unknown policy, or a word that is not one of its values.
 Result<void> set_policy(EngineProfile& profile, std::string_view name, std::string_view word) {
   const Policy* policy = find_policy(name);
   if (policy == nullptr) return fail("unknown policy {}; `lockstep engines` lists them", name);
   const auto value = std::ranges::find(policy->values, word, &PolicyValue::word);
   if (value == policy->values.end())
-    return fail("{}={}: expected {}", name, word, words_of(*policy));
+    return fail("{}={}: expected {}", name, word, joined(policy->values, &PolicyValue::word));
   policy->set(profile, value->value);
   return {};
 }

@@ -181,11 +181,10 @@ void Scheduler::Impl::emit(RequestId id, std::int32_t num_tokens, Handed handed,
   Request& request = at(id);
   LS_CHECK(num_tokens > 0 && num_tokens <= step.budget, "{} is scheduled with {} tokens of {}",
            request.name, num_tokens, step.budget);
-  ScheduledRequest row;
-  row.id = id;
-  row.num_tokens = num_tokens;
-  row.computed = request.num_computed_tokens;
-  row.first_block = static_cast<std::uint32_t>(output.block_ends.size());
+  ScheduledRequest row{.id = id,
+                       .num_tokens = num_tokens,
+                       .computed = request.num_computed_tokens,
+                       .first_block = static_cast<std::uint32_t>(output.block_ends.size())};
   if (handed == Handed::none) {
     const auto end = static_cast<std::uint32_t>(output.block_ids.size());
     output.block_ends.insert(output.block_ends.end(), step.first_new.size(), end);

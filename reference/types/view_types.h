@@ -68,7 +68,7 @@ struct TensorView {
 // ...], with the K/V pair and the heads where the backend puts them. A state cache has one view per
 // state tensor: [num_blocks, dims...].
 struct LayerViews {
-  std::vector<TensorView> tensors;
+  std::vector<TensorView> tensors{};
   std::int32_t block_dim = 0;
   std::int32_t kv_dim = -1;
   std::int32_t token_dim = -1;
@@ -91,7 +91,7 @@ struct PoolViews {
   std::vector<std::int64_t> tensor_size_bytes;
   std::vector<std::int64_t>
       kernel_block_sizes;  // per group with a cache, as the engine reports them
-  std::vector<std::vector<LayerViews>> groups;  // [group][layer of the group]
+  std::vector<std::vector<LayerViews>> groups{};  // [group][layer of the group]
 };
 
 }  // namespace lockstep

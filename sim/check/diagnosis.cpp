@@ -45,9 +45,7 @@ void Diagnosis::begin_step(const StepProgram& program, std::span<const RequestId
 
 Divergence Diagnosis::about(Phase phase) const {
   LS_CHECK(program_ != nullptr, "no step");
-  Divergence found;
-  found.phase = phase;
-  found.step = program_->step;
+  Divergence found{.phase = phase, .step = program_->step};
   found.doing =
       fmt::format("{} requests, {} tokens", program_->rows.size(), program_->contents.size());
   return found;

@@ -12,7 +12,6 @@
 #include "base/parallel.h"
 #include "base/stop_signal.h"
 #include "sim/connectors/recorded_connector.h"
-#include "traces/formats/engine_options.h"
 
 namespace lockstep {
 

@@ -17,35 +17,16 @@ namespace {
 // into memory.
 using StepDigest = std::array<std::uint64_t, kNumDecisionFields>;
 
-// FNV-1a over 64-bit values, byte by byte. Only equality matters; both sides use the same process.
-class Fnv {
- public:
-  void add(std::uint64_t value) {
-    for (int byte = 0; byte < 8; ++byte) {
-      hash_ ^= (value >> (8 * byte)) & 0xFF;
-      hash_ *= 0x100000001B3ull;
-    }
-  }
-  // Adds every character, then the length.
-  void add(std::string_view text) {
-    for (const char c : text) add(static_cast<std::uint64_t>(static_cast<unsigned char>(c)));
-    // Separates texts: "ab", "c" and "a", "bc" must differ.
-    add(text.size());
-  }
-  std::uint64_t hash() const { return hash_; }
-
- private:
-  std::uint64_t hash_ = 0xCBF29CE484222325ull;
-};
-
 std::uint64_t id_of(BlockId block) { return static_cast<std::uint64_t>(index_of(block)); }
 
 StepDigest digest(const StepView& view) {
-  std::array<Fnv, kNumDecisionFields> fields;
-  const auto field = [&](DecisionField f) -> Fnv& { return fields[static_cast<std::size_t>(f)]; };
+  std::array<StateHashChain, kNumDecisionFields> fields;
+  const auto field = [&](DecisionField f) -> StateHashChain& {
+    return fields[static_cast<std::size_t>(f)];
+  };
   const SchedulerOutput& decision = view.decision;
   for (const ScheduledRequest& row : decision.scheduled) {
-    Fnv& requests = field(DecisionField::requests);
+    StateHashChain& requests = field(DecisionField::requests);
     requests.add(view.name(row.id));
     requests.add(static_cast<std::uint64_t>(row.num_tokens));
     requests.add(static_cast<std::uint64_t>(row.num_spec));
@@ -60,7 +41,8 @@ StepDigest digest(const StepView& view) {
   field(DecisionField::stored).add(static_cast<std::uint64_t>(view.counters.stored));
   field(DecisionField::evicted).add(static_cast<std::uint64_t>(view.counters.evicted));
   StepDigest out;
-  std::ranges::transform(fields, out.begin(), &Fnv::hash);
+  std::ranges::transform(fields, out.begin(),
+                         [](const StateHashChain& chain) { return chain.value().low; });
   return out;
 }
 

@@ -121,9 +121,7 @@ class ConnectedWorkload final : public Workload {
 SimulatedConnectorOptions peers_of(const ConnectorConfig& connector, const EngineConfig& engine,
                                    const KVCacheConfig& plan, std::int32_t num_ranks,
                                    std::uint64_t seed) {
-  SimulatedConnectorOptions options;
-  options.async_scheduling = engine.async_scheduling;
-  options.seed = seed;
+  SimulatedConnectorOptions options{.seed = seed, .async_scheduling = engine.async_scheduling};
   if (connector.load_failed_percent) {
     // An explicit rate replaces the default of 10 %.
     options.lossy_percent = *connector.load_failed_percent;

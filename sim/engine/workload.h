@@ -36,11 +36,11 @@ namespace lockstep {
 struct WorkloadEvent {
   enum class Kind : std::uint8_t { add, abort, reset_prefix_cache, pause_state, output };
   Kind kind = Kind::add;
-  RequestSpec request;                 // add
-  std::uint64_t ticket = 0;            // add: returned in every SampledRow of the request
-  std::string name;                    // abort
-  std::optional<bool> recorded_reset;  // reset_prefix_cache: recorded result; absent: unknown
-  bool resets_running = false;         // reset_prefix_cache: preempts all running requests first
+  RequestSpec request{};                 // add
+  std::uint64_t ticket = 0;              // add: returned in every SampledRow of the request
+  std::string name;                      // abort
+  std::optional<bool> recorded_reset{};  // reset_prefix_cache: recorded result; absent: unknown
+  bool resets_running = false;           // reset_prefix_cache: preempts all running requests first
   PauseState pause_state = PauseState::unpaused;
   std::int64_t output_of_step = 0;  // output: outputs of steps up to this one arrive
 };

@@ -85,11 +85,9 @@ void HiddenStateExtraction::add(RequestId id) {
 Checked HiddenStateExtraction::compare(const StepReadback& readback) {
   // The extraction ran a kernel of its own, so its memory reports belong to this phase.
   if (!readback.reports.empty()) {
-    Divergence found;
-    found.phase = Phase::extraction;
-    found.step = program_.step;
-    found.message = readback.reports.front().message;
-    return found;
+    return Divergence{.phase = Phase::extraction,
+                      .step = program_.step,
+                      .message = readback.reports.front().message};
   }
   std::size_t at = 0;
   std::vector<std::uint8_t> expected;
@@ -380,12 +378,11 @@ Divergence WatchedFiles::difference(const std::string& name, const Expected& exp
   const auto wrong =
       std::ranges::mismatch(std::span<const std::uint8_t>(expected.bytes), seen).in1 -
       std::span<const std::uint8_t>(expected.bytes).begin();
-  Divergence found;
-  found.phase = Phase::hidden_file;
-  found.step = expected.step;
-  found.request = expected.request;
-  found.part = "hidden";
-  found.byte = wrong;
+  Divergence found{.phase = Phase::hidden_file,
+                   .step = expected.step,
+                   .request = expected.request,
+                   .part = "hidden",
+                   .byte = wrong};
   found.expected =
       hex_bytes(std::span<const std::uint8_t>(expected.bytes).subspan(wrong), kFileBytesShown);
   found.found = hex_bytes(seen.subspan(wrong), kFileBytesShown);

@@ -217,22 +217,22 @@ namespace lockstep {
 class EngineWorker;  // below
 
 struct BackendConfig {
-  KVCacheConfig plan;  // of the whole model
+  KVCacheConfig plan{};  // of the whole model
   CacheLayout layout = CacheLayout::NHD;
   AttentionBackend attention_backend = AttentionBackend::flash_attn;
   LayoutRule layout_rule = LayoutRule::isolated;
   // Tokens, per group; divides the group's block_size.
-  std::vector<std::int64_t> kernel_block_sizes;
+  std::vector<std::int64_t> kernel_block_sizes{};
   // Tokens, by layer: kernel block size of layers of compressed rows that have their own block
   // table, because their kernels take only a part of their group's blocks. Only with overlaid
   // layouts.
-  std::map<std::string, std::int64_t> mapped_kernel_blocks;
-  std::int32_t num_rows = 0;                     // rows of the block tables: max_num_seqs
-  std::vector<std::int32_t> max_blocks_per_row;  // manager blocks, per group
+  std::map<std::string, std::int64_t> mapped_kernel_blocks{};
+  std::int32_t num_rows = 0;                       // rows of the block tables: max_num_seqs
+  std::vector<std::int32_t> max_blocks_per_row{};  // manager blocks, per group
   std::int32_t max_tokens_per_step = 0;
   std::int32_t queries_per_kv = 1;  // query heads per KV head of the whole model
-  ContextRank context;              // which of the ranks this backend is, by tokens
-  ParallelRank parallel;            // ... and by heads and layers
+  ContextRank context{};            // which of the ranks this backend is, by tokens
+  ParallelRank parallel{};          // ... and by heads and layers
   CheckMode check = CheckMode::fast;
   std::uint64_t seed = 0;
   // OS threads of the run: of a CPU backend in mode fast, and of expectations. Results do not
@@ -250,8 +250,8 @@ struct BackendConfig {
   std::int32_t max_cudagraph_capture_size = 0;
   // real: an engine's kernels write the rows and attend to them, rule (13).
   Numbers numbers = Numbers::words;
-  DrafterConfig drafter;  // of the plan's draft_modules, rule (24)
-  std::string mutant;     // name of a planted defect; empty: none
+  DrafterConfig drafter{};  // of the plan's draft_modules, rule (24)
+  std::string mutant{};     // name of a planted defect; empty: none
 };
 
 // The page of one block in one tensor of the plan.

@@ -184,11 +184,11 @@ void write_reset_results(const StepView& view, std::vector<RecordedEvent>& event
 }
 
 static RecordedCacheEvent told_of(const CacheEvent& event) {
-  RecordedCacheEvent told;
-  told.kind = event.kind == CacheEvent::Kind::stored    ? RecordedCacheEvent::Kind::stored
+  RecordedCacheEvent told{
+      .kind = event.kind == CacheEvent::Kind::stored    ? RecordedCacheEvent::Kind::stored
               : event.kind == CacheEvent::Kind::removed ? RecordedCacheEvent::Kind::removed
-                                                        : RecordedCacheEvent::Kind::cleared;
-  told.group = event.group;
+                                                        : RecordedCacheEvent::Kind::cleared,
+      .group = event.group};
   for (const ExternalBlockHash& hash : event.block_hashes)
     told.block_hashes.push_back(hex_digits(hash));
   if (event.parent) told.parent = hex_digits(*event.parent);

@@ -155,8 +155,7 @@ class SessionSplitter {
     spec.eos_token = chunk.eos_token;
     session.has_stopped = false;
     step.finished.push_back(spec.name);
-    RecordedEvent& event = step.before.emplace_back();
-    event.request = spec;
+    step.before.push_back({.request = spec});
   }
 
   bool keeps_computed_ = false;
@@ -230,9 +229,7 @@ class RecordedWorkload final : public GrowingRecording {
     if (decide_ == Decides::model || step_.output_of_step || !step_.scheduled.empty()) return;
     // Requests whose load failed, in a step without an output that could tell of their end.
     for (const RecordedStopped& stopped : step_.stopped) {
-      WorkloadEvent& event = events.emplace_back();
-      event.kind = WorkloadEvent::Kind::abort;
-      event.name = stopped.id;
+      events.push_back({.kind = WorkloadEvent::Kind::abort, .name = stopped.id});
     }
   }
 

@@ -120,11 +120,7 @@ RecordedStep without_inputs(const RecordedStep& whole) {
 
 // The inputs before the decision.
 RecordedStep inputs_before(const RecordedStep& step) {
-  RecordedStep inputs;
-  inputs.step = step.step;
-  inputs.before = step.before;
-  inputs.connector = step.connector;
-  return inputs;
+  return RecordedStep{.step = step.step, .before = step.before, .connector = step.connector};
 }
 
 // All inputs.

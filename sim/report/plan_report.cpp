@@ -226,10 +226,9 @@ std::string_view format_of(const PlacementOptions& o) { return o.format; }
 
 std::string order_text(const ModelPlacement& placed) {
   const ChosenOrder& order = *placed.stages.order;
-  std::vector<std::string_view> names;
-  for (const CacheLayout one : placed.stages.supported) names.push_back(name_of(one));
   return fmt::format("layout {}, chosen by {}; the backends accept {}", name_of(order.order),
-                     order.by == "default" ? "the engine" : order.by, fmt::join(names, " "));
+                     order.by == "default" ? "the engine" : order.by,
+                     joined(placed.stages.supported, &name_of<CacheLayout>, " "));
 }
 
 std::string tensors_text(const ModelPlacement&, std::size_t) { return "in one allocation"; }

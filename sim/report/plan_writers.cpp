@@ -264,13 +264,11 @@ namespace {
 // An array of objects under `key`; `write` adds the members of one.
 template <class Rows, class Write>
 void write_objects(JsonWriter& out, std::string_view key, const Rows& rows, const Write& write) {
-  out.key(key).begin_array();
-  for (const auto& row : rows) {
+  out.key(key).each(rows, [&](const auto& row) {
     out.begin_object();
     write(row);
     out.end_object();
-  }
-  out.end_array();
+  });
 }
 
 void write_aligned(JsonWriter& out, const AlignedSizes& aligned) {
@@ -287,10 +285,7 @@ void write_options(JsonWriter& out, const TensorDetails& details) {
   out.integer("tp", o.tp).integer("pp", o.pp).integer("dcp", o.dcp).integer("pcp", o.pcp);
   out.string("kv_dtype", name_of(o.kv_dtype)).string("kv_quant_mode", name_of(o.kv_quant_mode));
   out.key("ssm_dtype");
-  if (o.ssm_dtype)
-    out.string(name_of(*o.ssm_dtype));
-  else
-    out.null();
+  o.ssm_dtype ? out.string(name_of(*o.ssm_dtype)) : out.null();
   out.string("mamba_cache_mode", name_of(o.mamba_cache_mode)).integer("num_spec", o.num_spec);
   out.integer("max_model_len", o.max_model_len);
   out.integer("max_num_batched_tokens", o.max_num_batched_tokens);
@@ -309,9 +304,8 @@ void write_layout(JsonWriter& out, const LayerMemory& layer) {
   out.integer("page_size_bytes", layer.page_bytes()).integer("real_page_size_bytes", real_bytes);
   out.integer("block_stride_bytes", first.block_stride);
   if (!layer.keeps_rows()) {
-    out.key("state_offsets_bytes").begin_array();
-    for (const PartRows& state : layer.parts) out.integer(state.offset - layer.begin);
-    out.end_array();
+    out.key("state_offsets_bytes");
+    out.each(layer.parts, [&](const PartRows& state) { out.integer(state.offset - layer.begin); });
   } else {
     const std::int64_t plane = first.rows * first.heads * first.row_bytes;
     out.string("pair_order", layer.regions.size() == 1 ? "in_page" : "kv_outermost");
@@ -437,13 +431,11 @@ void write_pages(JsonWriter& out, const WorkerPages& pages, const MemoryPlan& me
   out.end_object().key("block").begin_array();
   for (std::size_t g = 0; g < memory.layers_per_page.size(); ++g) {
     const auto layers = layers_in(memory, g, 0);
-    out.begin_array();
-    for (const BlockRun& run : row_runs(memory, g, 0)) {
+    out.each(row_runs(memory, g, 0), [&](const BlockRun& run) {
       out.begin_object().string("layer", layers[static_cast<std::size_t>(run.layer)]->name);
       if (run.kind == PartKind::state) out.integer("state", run.part);
       out.integer("begin", run.begin).integer("end", run.end).end_object();
-    }
-    out.end_array();
+    });
   }
   out.end_array();
 }
@@ -477,9 +469,8 @@ void write_plan(JsonWriter& out, const ModelPlacement& placed, const PlanReport&
   out.string("engine", report.engine);
   write_options(out, placed.options);
   out.key("order").begin_object().string("chosen", name_of(stages.order->order));
-  out.string("by", stages.order->by).key("supported").begin_array();
-  for (const CacheLayout order : stages.supported) out.string(name_of(order));
-  out.end_array().end_object();
+  out.string("by", stages.order->by).key("supported");
+  out.each(stages.supported, [&](CacheLayout order) { out.string(name_of(order)); }).end_object();
   write_aligned(out, report.aligned);
   out.key("workers").begin_array();
   for (std::size_t w = 0; w < stages.workers.size(); ++w)

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <boost/algorithm/string/replace.hpp>
 
 #include "base/check.h"
 #include "base/json_writer.h"
@@ -76,15 +77,7 @@ Json timeline_json(const Timeline& timeline) {
 // Escapes "<", because "</" and "<!" could end or change the script element. JSON strings accept
 // the escape, and "<" occurs only in strings.
 std::string escaped_for_script(const std::string& json) {
-  std::string text;
-  text.reserve(json.size());
-  for (const char c : json) {
-    if (c == '<')
-      text += "\\u003c";
-    else
-      text += c;
-  }
-  return text;
+  return boost::replace_all_copy(json, "<", "\\u003c");
 }
 
 }  // namespace
@@ -114,9 +107,9 @@ Result<void> write_html_report(const std::string& path, const ReportInfo& info,
 
 // Hashes as hexadecimal digits: JSON numbers have too few bits for them.
 static void write_hashes(JsonWriter& out, const CacheEvent& event) {
-  out.key("block_hashes").begin_array();
-  for (const ExternalBlockHash& hash : event.block_hashes) out.string(hex_digits(hash));
-  out.end_array();
+  out.key("block_hashes").each(event.block_hashes, [&](const ExternalBlockHash& hash) {
+    out.string(hex_digits(hash));
+  });
 }
 
 // Writes what a router needs to follow the chain of hashes: the parent's hash, null for the first
@@ -124,45 +117,35 @@ static void write_hashes(JsonWriter& out, const CacheEvent& event) {
 static void write_stored(JsonWriter& out, const CacheEvent& event) {
   write_hashes(out, event);
   out.key("parent_block_hash");
-  if (event.parent)
-    out.string(hex_digits(*event.parent));
-  else
-    out.null();
+  event.parent ? out.string(hex_digits(*event.parent)) : out.null();
   out.key("token_ids").integers(event.token_ids).integer("block_size", event.block_size);
-  out.key("extra_keys").begin_array();
-  for (const auto& salt : event.extra_keys) {
-    if (salt)
-      out.begin_array().string(*salt).end_array();
-    else
-      out.null();
-  }
-  out.end_array();
+  out.key("extra_keys").each(event.extra_keys, [&](const auto& salt) {
+    salt ? out.strings(std::array{*salt}) : out.null();
+  });
 }
 
 // Event names are those of vLLM 0.33.0, distributed/kv_events.py.
 std::string cache_events_line(std::int64_t step, std::span<const CacheEvent> events) {
   if (events.empty()) return {};
-  JsonWriter out;
-  out.begin_object().integer("step", step).key("events").begin_array();
-  for (const CacheEvent& event : events) {
-    out.begin_object();
-    switch (event.kind) {
-      case CacheEvent::Kind::stored:
-        out.string("type", "BlockStored").integer("group_idx", event.group);
-        write_stored(out, event);
-        break;
-      case CacheEvent::Kind::removed:
-        out.string("type", "BlockRemoved").integer("group_idx", event.group);
-        write_hashes(out, event);
-        break;
-      case CacheEvent::Kind::cleared:
-        out.string("type", "AllBlocksCleared");
-        break;
-    }
-    out.end_object();
-  }
-  out.end_array().end_object();
-  return out.take_line();
+  return object_line([&](JsonWriter& out) {
+    out.integer("step", step).key("events").each(events, [&](const CacheEvent& event) {
+      out.begin_object();
+      switch (event.kind) {
+        case CacheEvent::Kind::stored:
+          out.string("type", "BlockStored").integer("group_idx", event.group);
+          write_stored(out, event);
+          break;
+        case CacheEvent::Kind::removed:
+          out.string("type", "BlockRemoved").integer("group_idx", event.group);
+          write_hashes(out, event);
+          break;
+        case CacheEvent::Kind::cleared:
+          out.string("type", "AllBlocksCleared");
+          break;
+      }
+      out.end_object();
+    });
+  });
 }
 
 }  // namespace lockstep

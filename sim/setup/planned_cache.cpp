@@ -59,9 +59,8 @@ std::int64_t one_and_a_half(std::int64_t blocks_per_request, std::vector<std::st
 // Such a pool for `groups` and requests of max_model_len.
 std::int64_t tight_pool(const std::vector<KVCacheGroupSpec>& groups, const EngineConfig& engine,
                         std::vector<std::string>& chosen) {
-  PlanOptions options;
-  options.max_model_len = engine.max_model_len;
-  options.max_num_batched_tokens = engine.max_num_batched_tokens;
+  PlanOptions options{.max_model_len = engine.max_model_len,
+                      .max_num_batched_tokens = engine.max_num_batched_tokens};
   std::int64_t blocks = 0;
   options.max_num_encoder_input_tokens = max_encoder_rows(engine);
   for (const KVCacheGroupSpec& group : groups) blocks += max_blocks_per_request(group, options);

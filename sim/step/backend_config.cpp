@@ -15,10 +15,9 @@ namespace lockstep {
 
 BackendConfig make_backend_config(const EngineConfig& engine, KVCacheConfig plan,
                                   AttentionBackend attention_backend) {
-  BackendConfig config;
-  config.attention_backend = attention_backend;
-  config.num_rows = engine.max_num_seqs;
-  config.max_tokens_per_step = engine.max_num_batched_tokens;
+  BackendConfig config{.attention_backend = attention_backend,
+                       .num_rows = engine.max_num_seqs,
+                       .max_tokens_per_step = engine.max_num_batched_tokens};
   // Groups may be replicated, so the ranks are those of the most sharded group.
   for (const KVCacheGroupSpec& group : plan.groups)
     config.context.num_ranks =

@@ -39,14 +39,12 @@ void reset(StepProgram& program, std::int64_t step) {
 
 Divergence decision_finding(std::int64_t step, std::string request, std::int32_t group,
                             std::string message) {
-  Divergence finding;
-  finding.phase = Phase::decide;
-  finding.step = step;
-  finding.request = std::move(request);
-  finding.group = group;
-  finding.doing = "turning the decision into work";
-  finding.message = std::move(message);
-  return finding;
+  return Divergence{.phase = Phase::decide,
+                    .step = step,
+                    .request = std::move(request),
+                    .group = group,
+                    .doing = "turning the decision into work",
+                    .message = std::move(message)};
 }
 
 ProgramBuilder::ProgramBuilder(const EngineConfig& engine, const BackendConfig& config,

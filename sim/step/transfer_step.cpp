@@ -82,12 +82,11 @@ Checked TransferStep::check_stores(const StepTransfers& transfers, std::int64_t 
 // The request has finished, or another request has its id: the block is not held for it.
 Divergence TransferStep::gone(const BlockTransfer& block, std::string_view verb,
                               std::int64_t step) {
-  Divergence found;
-  found.phase = Phase::transfer;
-  found.step = step;
-  found.group = block.group;
-  found.block = index_of(block.block);
-  found.host_block = index_of(block.host);
+  Divergence found{.phase = Phase::transfer,
+                   .step = step,
+                   .group = block.group,
+                   .block = index_of(block.block),
+                   .host_block = index_of(block.host)};
   found.message =
       fmt::format("block {} is {} through host block {} for a request that has ended and freed it",
                   index_of(block.block), verb, index_of(block.host));

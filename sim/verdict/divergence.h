@@ -54,33 +54,33 @@ struct Divergence {
   std::int32_t pp_rank = -1;
   std::int32_t cp_rank = -1;
   std::int32_t dp_rank = -1;
-  std::string request;  // the request that owns the expected content
+  std::string request{};  // the request that owns the expected content
   std::int32_t layer = -1;
-  std::string layer_name;
+  std::string layer_name{};
   std::int32_t group = -1;
   std::int32_t tensor = -1;
   std::int32_t block = -1;
   std::int32_t host_block = -1;  // of the host tier
   std::int64_t slot = -1;
   std::int32_t head = -1;
-  std::string part;              // "K", "V", "latent", "hidden", "state 0", "padding", "unused"
+  std::string part{};            // "K", "V", "latent", "hidden", "state 0", "padding", "unused"
   std::int64_t token = -1;       // position in the request
   std::int64_t byte = -1;        // first wrong byte of the page or of the table row
   std::int64_t wrong_bytes = 0;  // in the page
-  std::string expected;          // hexadecimal for bytes, numbers for tables and slots
-  std::string found;
-  std::string owner;    // owner of the content there; may be empty
-  std::string writer;   // last writer, from the model's journal and the backend
-  std::string doing;    // what the step was doing
-  std::string message;  // all of it in one line
+  std::string expected{};        // hexadecimal for bytes, numbers for tables and slots
+  std::string found{};
+  std::string owner{};    // owner of the content there; may be empty
+  std::string writer{};   // last writer, from the model's journal and the backend
+  std::string doing{};    // what the step was doing
+  std::string message{};  // all of it in one line
   // For memory_check: MemoryReport::sanitizer_words.
-  std::function<std::string()> sanitizer_words;
+  std::function<std::string()> sanitizer_words{};
 
   // For divergences of pages: the expected and the actual page, of equal size, and the parts of the
   // expected one.
-  std::vector<std::uint8_t> expected_page;
-  std::vector<std::uint8_t> found_page;
-  std::vector<PageSpan> spans;
+  std::vector<std::uint8_t> expected_page{};
+  std::vector<std::uint8_t> found_page{};
+  std::vector<PageSpan> spans{};
 
   // Compares messages only: they state what differs and where.
   bool operator==(const Divergence& other) const { return message == other.message; }

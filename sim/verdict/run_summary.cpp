@@ -59,16 +59,13 @@ nlohmann::ordered_json json_of(const RunSummary& summary) {
   if (const auto& failure = summary.engine_failure)
     json["engine_failure"] = {
         {"kind", failure->kind}, {"what", failure->what}, {"trace", failure->trace}};
-  if (const auto& found = summary.mismatch)
-    json["mismatch"] = {{"check", found->check},
-                        {"step", found->step},
-                        {"request", found->request},
-                        {"what", found->what}};
-  if (const auto& found = summary.violation)
-    json["violation"] = {{"check", found->check},
-                         {"step", found->step},
-                         {"request", found->request},
-                         {"what", found->what}};
+  for (const auto& [key, found] :
+       {std::pair{"mismatch", &summary.mismatch}, {"violation", &summary.violation}})
+    if (*found)
+      json[key] = {{"check", (*found)->check},
+                   {"step", (*found)->step},
+                   {"request", (*found)->request},
+                   {"what", (*found)->what}};
   json["wait_cycle"] = summary.wait_cycle;
   json["stuck"] = nlohmann::ordered_json::array();
   for (const StuckRequest& stuck : summary.stuck)

@@ -60,113 +60,75 @@ struct PhaseSeconds {
   double wall = 0;      // the whole run
 };
 
-// What a run counts. Each count is a member here and a row of kRunCounters. All are totals over the
-// run and over ranks.
+// What a run counts, over the run and over ranks. A row makes a member of RunCounts and a row of
+// kRunCounters: the name, which is its key in JSON, and the words after its figure in the text; "":
+// not in the text.
+#define LOCKSTEP_RUN_COUNTS(X)                                                                 \
+  X(requests, "") /* arrivals */                                                               \
+  X(finished_requests, "")                                                                     \
+  X(aborted_requests, "")                                                                      \
+  X(refused_requests, "") /* longer than max_model_len allows */                               \
+  X(steps, "")                                                                                 \
+  X(request_steps, "") /* requests scheduled, summed over steps */                             \
+  X(scheduled_tokens, "")                                                                      \
+  X(output_tokens, "")                                                                         \
+  X(prompt_tokens, "") /* of requests at their first scheduling */                             \
+  X(cached_tokens, "") /* of the prompts, found in the prefix cache at first scheduling */     \
+  X(hits, "")          /* requests with cached tokens at first scheduling */                   \
+  X(preemptions, "")                                                                           \
+  X(stored, "")              /* block hashes added to the prefix cache */                      \
+  X(evictions, "")           /* block hashes removed by reuse of their block */                \
+  X(refused_allocations, "") /* by a fault: the pool had the blocks */                         \
+  X(simulated_ns, "")        /* virtual time at the end */                                     \
+  X(pages_checked, "")       /* fingerprints compared */                                       \
+  X(bytes_checked, "")       /* of those pages */                                              \
+  X(host_blocks_checked, "") /* of the host tier, fingerprints compared */                     \
+  X(host_bytes_checked, "")  /* of those blocks */                                             \
+  X(blocks_loaded, "")       /* from the host tier */                                          \
+  X(blocks_stored, "")       /* to it */                                                       \
+  X(blocks_lost, "")         /* whose load failed */                                           \
+  X(host_evictions, "")      /* blocks of the host tier given to another content */            \
+  X(frees_delayed, "")       /* requests that kept their blocks after their end, to be sent */ \
+  X(table_entries_checked, "block table entries")                                              \
+  X(slots_checked, "slots")                                                                    \
+  /* cache rows under compared attention digests */                                            \
+  X(rows_read, "KV entries read back by attention")                                            \
+  X(outputs_checked, "attention outputs") /* floats of attention outputs */                    \
+  X(state_numbers_checked, "")            /* of states of real numbers, after updates */       \
+  X(state_outputs_checked, "")            /* floats of convolution and recurrence outputs */   \
+  X(rows_extracted, "")                   /* hidden states of finished requests, compared */   \
+  X(hidden_files_seen, "")                /* complete files of them on a simulated disk */     \
+  /* rows of the whole model found on enough ranks */                                          \
+  X(union_rows_checked, "entries of the whole model found among the ranks")                    \
+  X(idle_rank_steps, "")       /* of data parallel ranks without work of their own */          \
+  X(eager_rank_steps, "")      /* of data parallel ranks that agreed on no graph */            \
+  X(collectives_checked, "")   /* calls of data parallel ranks, matched */                     \
+  X(draft_rows_written, "")    /* slots that passes of a draft model wrote */                  \
+  X(draft_rows_replaced, "")   /* of those, slots of drafts, accepted or not */                \
+  X(draft_rows_next_block, "") /* ... in the block after the last token's */                   \
+  X(draft_rows_at_end, "")     /* ... clamped to the last position of max_model_len */         \
+  X(draft_rows_again, "")      /* ... run again, because of rejected drafts */                 \
+  X(draft_rows_hit, "")        /* of those, of a prefix hit */                                 \
+  /* rows that passes read, each checked once */                                               \
+  X(draft_rows_read, "entries that the draft model read")                                      \
+  /* of those, wrong, as the release leaves them */                                            \
+  X(stale_draft_rows, "of them stale or never written, as in the release")
 struct RunCounts {
-  std::int64_t requests = 0;  // arrivals
-  std::int64_t finished_requests = 0;
-  std::int64_t aborted_requests = 0;
-  std::int64_t refused_requests = 0;  // longer than max_model_len allows
-  std::int64_t steps = 0;
-  std::int64_t request_steps = 0;  // requests scheduled, summed over steps
-  std::int64_t scheduled_tokens = 0;
-  std::int64_t output_tokens = 0;
-  std::int64_t prompt_tokens = 0;  // of requests at their first scheduling
-  std::int64_t cached_tokens = 0;  // of the prompts, found in the prefix cache at first scheduling
-  std::int64_t hits = 0;           // requests with cached tokens at first scheduling
-  std::int64_t preemptions = 0;
-  std::int64_t stored = 0;               // block hashes added to the prefix cache
-  std::int64_t evictions = 0;            // block hashes removed by reuse of their block
-  std::int64_t refused_allocations = 0;  // by a fault: the pool had the blocks
-  std::int64_t simulated_ns = 0;         // virtual time at the end
-  std::int64_t pages_checked = 0;        // fingerprints compared
-  std::int64_t bytes_checked = 0;        // of those pages
-  std::int64_t host_blocks_checked = 0;  // of the host tier, fingerprints compared
-  std::int64_t host_bytes_checked = 0;   // of those blocks
-  std::int64_t blocks_loaded = 0;        // from the host tier
-  std::int64_t blocks_stored = 0;        // to it
-  std::int64_t blocks_lost = 0;          // whose load failed
-  std::int64_t host_evictions = 0;       // blocks of the host tier given to another content
-  std::int64_t frees_delayed = 0;  // requests that kept their blocks after their end, to be sent
-  std::int64_t table_entries_checked = 0;
-  std::int64_t slots_checked = 0;
-  std::int64_t rows_read = 0;              // cache rows under compared attention digests
-  std::int64_t outputs_checked = 0;        // floats of attention outputs
-  std::int64_t state_numbers_checked = 0;  // of states of real numbers, after updates
-  std::int64_t state_outputs_checked = 0;  // floats of convolution and recurrence outputs
-  std::int64_t rows_extracted = 0;         // hidden states of finished requests, compared
-  std::int64_t hidden_files_seen = 0;      // complete files of them on a simulated disk
-  std::int64_t union_rows_checked = 0;     // rows of the whole model found on enough ranks
-  std::int64_t idle_rank_steps = 0;        // of data parallel ranks without work of their own
-  std::int64_t eager_rank_steps = 0;       // of data parallel ranks that agreed on no graph
-  std::int64_t collectives_checked = 0;    // calls of data parallel ranks, matched
-  std::int64_t draft_rows_written = 0;     // slots that passes of a draft model wrote
-  std::int64_t draft_rows_replaced = 0;    // of those, slots of drafts, accepted or not
-  std::int64_t draft_rows_next_block = 0;  // ... in the block after the last token's
-  std::int64_t draft_rows_at_end = 0;      // ... clamped to the last position of max_model_len
-  std::int64_t draft_rows_again = 0;       // ... run again, because of rejected drafts
-  std::int64_t draft_rows_read = 0;        // rows that passes read, each checked once
-  std::int64_t draft_rows_hit = 0;         // of those, of a prefix hit
-  std::int64_t stale_draft_rows = 0;       // of those, wrong, as the release leaves them
+#define LOCKSTEP_RUN_COUNT(name, text) std::int64_t name = 0;
+  LOCKSTEP_RUN_COUNTS(LOCKSTEP_RUN_COUNT)
+#undef LOCKSTEP_RUN_COUNT
 };
 
-// A count: its key in JSON, and the words after its figure in the text; empty: not in the text.
 struct RunCounter {
   const char* name;
   std::int64_t RunCounts::*count;
-  std::string_view text = {};
+  std::string_view text;
 };
 inline constexpr RunCounter kRunCounters[] = {
-    {"requests", &RunCounts::requests},
-    {"finished_requests", &RunCounts::finished_requests},
-    {"aborted_requests", &RunCounts::aborted_requests},
-    {"refused_requests", &RunCounts::refused_requests},
-    {"steps", &RunCounts::steps},
-    {"request_steps", &RunCounts::request_steps},
-    {"scheduled_tokens", &RunCounts::scheduled_tokens},
-    {"output_tokens", &RunCounts::output_tokens},
-    {"prompt_tokens", &RunCounts::prompt_tokens},
-    {"cached_tokens", &RunCounts::cached_tokens},
-    {"hits", &RunCounts::hits},
-    {"preemptions", &RunCounts::preemptions},
-    {"stored", &RunCounts::stored},
-    {"evictions", &RunCounts::evictions},
-    {"refused_allocations", &RunCounts::refused_allocations},
-    {"simulated_ns", &RunCounts::simulated_ns},
-    {"pages_checked", &RunCounts::pages_checked},
-    {"bytes_checked", &RunCounts::bytes_checked},
-    {"host_blocks_checked", &RunCounts::host_blocks_checked},
-    {"host_bytes_checked", &RunCounts::host_bytes_checked},
-    {"blocks_loaded", &RunCounts::blocks_loaded},
-    {"blocks_stored", &RunCounts::blocks_stored},
-    {"blocks_lost", &RunCounts::blocks_lost},
-    {"host_evictions", &RunCounts::host_evictions},
-    {"frees_delayed", &RunCounts::frees_delayed},
-    {"table_entries_checked", &RunCounts::table_entries_checked, "block table entries"},
-    {"slots_checked", &RunCounts::slots_checked, "slots"},
-    {"rows_read", &RunCounts::rows_read, "KV entries read back by attention"},
-    {"outputs_checked", &RunCounts::outputs_checked, "attention outputs"},
-    {"state_numbers_checked", &RunCounts::state_numbers_checked},
-    {"state_outputs_checked", &RunCounts::state_outputs_checked},
-    {"rows_extracted", &RunCounts::rows_extracted},
-    {"hidden_files_seen", &RunCounts::hidden_files_seen},
-    {"union_rows_checked", &RunCounts::union_rows_checked,
-     "entries of the whole model found among the ranks"},
-    {"idle_rank_steps", &RunCounts::idle_rank_steps},
-    {"eager_rank_steps", &RunCounts::eager_rank_steps},
-    {"collectives_checked", &RunCounts::collectives_checked},
-    {"draft_rows_written", &RunCounts::draft_rows_written},
-    {"draft_rows_replaced", &RunCounts::draft_rows_replaced},
-    {"draft_rows_next_block", &RunCounts::draft_rows_next_block},
-    {"draft_rows_at_end", &RunCounts::draft_rows_at_end},
-    {"draft_rows_again", &RunCounts::draft_rows_again},
-    {"draft_rows_hit", &RunCounts::draft_rows_hit},
-    {"draft_rows_read", &RunCounts::draft_rows_read, "entries that the draft model read"},
-    {"stale_draft_rows", &RunCounts::stale_draft_rows,
-     "of them stale or never written, as in the release"},
+#define LOCKSTEP_RUN_COUNT(name, text) {#name, &RunCounts::name, text},
+    LOCKSTEP_RUN_COUNTS(LOCKSTEP_RUN_COUNT)
+#undef LOCKSTEP_RUN_COUNT
 };
-// Fails if a member has no row.
-static_assert(sizeof(RunCounts) == std::size(kRunCounters) * sizeof(std::int64_t));
 
 // A failed check in addition to the run's own: the first decision of another engine that the model
 // does not make, or a finding of the audit or the invariants.

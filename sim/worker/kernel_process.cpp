@@ -19,39 +19,38 @@ constexpr std::int64_t kVersion = 1;
 // Describes the layers and the memory to map. On a GPU `memory` is empty: each call names its
 // memory.
 std::string open_message(std::span<const KernelLayer> layers, const std::string& memory) {
-  JsonWriter out;
-  out.begin_object().key("open").begin_object().string("memory", memory);
-  out.key("layers").begin_array();
-  for (const KernelLayer& layer : layers) {
-    out.begin_object().string("name", layer.name).string("kind", layer.kind);
-    out.integer("index", layer.index).integer("group", layer.group);
-    out.integer("sliding_window", layer.sliding_window);
-    out.integer("attention_chunk_size", layer.attention_chunk_size);
-    out.string("dtype", layer.dtype).string("kv_quant_mode", layer.kv_quant_mode);
-    out.integer("num_kv_heads", layer.num_kv_heads).integer("head_size", layer.head_size);
+  return object_line([&](JsonWriter& out) {
+    out.key("open").begin_object().string("memory", memory).key("layers");
+    out.each(layers, [&](const KernelLayer& layer) {
+      out.begin_object().string("name", layer.name).string("kind", layer.kind);
+      out.integer("index", layer.index).integer("group", layer.group);
+      out.integer("sliding_window", layer.sliding_window);
+      out.integer("attention_chunk_size", layer.attention_chunk_size);
+      out.string("dtype", layer.dtype).string("kv_quant_mode", layer.kv_quant_mode);
+      out.integer("num_kv_heads", layer.num_kv_heads).integer("head_size", layer.head_size);
+      out.end_object();
+    });
     out.end_object();
-  }
-  out.end_array().end_object().end_object();
-  return out.take_line();
+  });
 }
 
 // Tensors are sent as offsets from the start of the memory, since the other process maps it
 // elsewhere.
 std::string call_message(const KernelCall& call) {
-  JsonWriter out;
-  out.begin_object().string("run", call.function).integer("layer", call.layer);
-  if (!call.memory_handle.empty()) out.string("memory", call.memory_handle);
-  out.integer("group", call.group).key("scale").raw(fmt::format("{}", call.scale));
-  out.key("tensors").begin_object();
-  for (const KernelTensor& tensor : call.tensors) {
-    out.key(tensor.name).begin_object().integer("offset", tensor.address - call.memory);
-    out.string("dtype", tensor.dtype);
-    out.key("shape").integers(tensor.shape).key("strides").integers(tensor.strides).end_object();
-  }
-  out.end_object().key("integers").begin_object();
-  for (const KernelIntegers& list : call.integers) out.key(list.name).integers(list.values);
-  out.end_object().end_object();
-  return out.take_line();
+  return object_line([&](JsonWriter& out) {
+    out.string("run", call.function).integer("layer", call.layer);
+    if (!call.memory_handle.empty()) out.string("memory", call.memory_handle);
+    out.integer("group", call.group).key("scale").raw(fmt::format("{}", call.scale));
+    out.key("tensors").begin_object();
+    for (const KernelTensor& tensor : call.tensors) {
+      out.key(tensor.name).begin_object().integer("offset", tensor.address - call.memory);
+      out.string("dtype", tensor.dtype).key("shape").integers(tensor.shape);
+      out.key("strides").integers(tensor.strides).end_object();
+    }
+    out.end_object().key("integers").begin_object();
+    for (const KernelIntegers& list : call.integers) out.key(list.name).integers(list.values);
+    out.end_object();
+  });
 }
 
 class KernelProcess final : public UserKernels {
@@ -118,11 +117,10 @@ class KernelProcess final : public UserKernels {
 }  // namespace
 
 ForeignEngineOptions kernel_process_options(std::string command) {
-  ForeignEngineOptions options;
-  options.command = std::move(command);
-  options.option = "--kernels";
-  options.subject = "the class";
-  options.hello = hello_message_of(kProtocol, kVersion);
+  ForeignEngineOptions options{.command = std::move(command),
+                               .option = "--kernels",
+                               .subject = "the class",
+                               .hello = hello_message_of(kProtocol, kVersion)};
   options.read_hello = [](JsonObject& reply) { return read_hello_of(reply, kProtocol, kVersion); };
   // A call may compile a kernel first.
   options.time_limit = std::chrono::seconds(300);

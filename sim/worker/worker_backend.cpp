@@ -562,11 +562,12 @@ std::vector<std::string> WorkerBackend::not_checked() const {
 }  // namespace
 
 ForeignEngineOptions worker_engine_options(std::string command) {
-  ForeignEngineOptions options;
-  options.command = std::move(command);
-  options.option = "--backend";
-  options.hello = worker_hello_message();
-  options.read_hello = read_worker_hello;
+  ForeignEngineOptions options{.command = std::move(command),
+                               .option = "--backend",
+                               .hello = hello_message_of(kWorkerProtocol, kWorkerProtocolVersion)};
+  options.read_hello = [](JsonObject& reply) {
+    return read_hello_of(reply, kWorkerProtocol, kWorkerProtocolVersion);
+  };
   options.time_limit = std::chrono::seconds(300);
   options.start_limit = std::chrono::seconds(600);  // a busy machine imports for minutes
   return options;

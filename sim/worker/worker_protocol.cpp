@@ -101,79 +101,48 @@ void write_row(JsonWriter& out, const WorkerRow& row) {
   if (scheduled.is_resumed) out.boolean("resumed", true);
   if (scheduled.is_new && !scheduled.is_resumed)
     out.key("prompt").integers(row.spec->prompt.materialize());
-  out.key("blocks").begin_array();
-  for (const std::vector<BlockId>& blocks : row.blocks) out.integers(blocks);
-  out.end_array();
+  out.key("blocks").each(row.blocks, [&](const auto& blocks) { out.integers(blocks); });
   if (!row.drafts.empty()) out.key("spec").integers(row.drafts);
-  out.key("contents").begin_array();
-  for (const std::uint64_t content : row.contents) out.uint64(content);
-  out.end_array().end_object();
+  out.key("contents").each(row.contents, [&](std::uint64_t content) { out.uint64(content); });
+  out.end_object();
 }
 
 }  // namespace
 
-std::string hello_message_of(std::string_view protocol, std::int64_t version) {
-  JsonWriter out;
-  out.begin_object().key("hello").begin_object();
-  out.integer(protocol, version).end_object().end_object();
-  return out.take_line();
-}
-
-std::string worker_hello_message() {
-  return hello_message_of("worker_protocol", kWorkerProtocolVersion);
-}
-
 // The engine's keys are those of a recording's header, so one reader serves both.
 std::string worker_open_message(const RecordingHeader& header, std::string_view memory,
                                 std::span<const std::int64_t> kernel_block_sizes) {
-  JsonWriter out;
-  out.begin_object().key("open").begin_object();
-  write_engine_keys(out, header);
-  if (!kernel_block_sizes.empty()) out.key("kernel_block_sizes").integers(kernel_block_sizes);
-  out.string("memory", memory).end_object().end_object();
-  return out.take_line();
+  return object_line([&](JsonWriter& out) {
+    write_engine_keys(out.key("open").begin_object(), header);
+    if (!kernel_block_sizes.empty()) out.key("kernel_block_sizes").integers(kernel_block_sizes);
+    out.string("memory", memory).end_object();
+  });
 }
 
 // One message has everything of a step, with the tokens that the previous step sampled.
 std::string worker_step_message(const WorkerStep& step) {
-  JsonWriter out;
-  out.begin_object().integer("execute", step.step);
-  out.key("sampled");
-  write_sampled(out, step);
-  out.key("scheduled").begin_array();
-  for (const WorkerRow& row : step.rows) write_row(out, row);
-  out.end_array();
-  out.key("finished").strings(step.finished).key("preempted").strings(step.preempted);
-  out.key("zero").integers(step.zero).key("copies").begin_array();
-  for (const KVCacheBlockCopy& copy : step.copies)
-    out.integers(std::vector<BlockId>{copy.from, copy.to});
-  out.end_array().end_object();
-  return out.take_line();
+  return object_line([&](JsonWriter& out) {
+    write_sampled(out.integer("execute", step.step).key("sampled"), step);
+    out.key("scheduled").each(step.rows, [&](const WorkerRow& row) { write_row(out, row); });
+    out.key("finished").strings(step.finished).key("preempted").strings(step.preempted);
+    out.key("zero").integers(step.zero).key("copies");
+    out.each(step.copies, [&](const KVCacheBlockCopy& copy) {
+      out.integers(std::array{copy.from, copy.to});
+    });
+  });
 }
 
 std::string worker_sample_message(const WorkerStep& step) {
-  JsonWriter out;
-  out.begin_object().key("sample");
-  write_sampled(out, step);
-  out.end_object();
-  return out.take_line();
+  return object_line([&](JsonWriter& out) { write_sampled(out.key("sample"), step); });
 }
 
 std::string worker_extract_message(std::span<const SavedStates> wanted) {
-  JsonWriter out;
-  out.begin_object().key("extract").begin_array();
-  for (const auto& [request, layer, num_tokens] : wanted)
-    out.begin_object()
-        .string("id", request)
-        .string("layer", layer)
-        .integer("tokens", num_tokens)
-        .end_object();
-  out.end_array().end_object();
-  return out.take_line();
-}
-
-EngineHello read_worker_hello(JsonObject& object) {
-  return read_hello_of(object, "worker_protocol", kWorkerProtocolVersion);
+  return object_line([&](JsonWriter& out) {
+    out.key("extract").each(wanted, [&](const SavedStates& one) {
+      out.begin_object().string("id", one.request).string("layer", one.layer);
+      out.integer("tokens", one.num_tokens).end_object();
+    });
+  });
 }
 
 // The version is read with itself as both limits, so a different version is an error of the reply.

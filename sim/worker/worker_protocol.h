@@ -22,12 +22,10 @@
 namespace lockstep {
 
 // Version that both sides must have: the hello of any other one is refused.
+inline constexpr std::string_view kWorkerProtocol = "worker_protocol";
 inline constexpr std::int64_t kWorkerProtocolVersion = 1;
 
-// Messages; each ends with a newline. `protocol`: the key of the version, "worker_protocol" for
-// example.
-std::string hello_message_of(std::string_view protocol, std::int64_t version);
-std::string worker_hello_message();
+// Messages; each ends with a newline.
 // Opens a case. `memory`: path of the file that both processes map. `kernel_block_sizes`: per
 // group, in tokens; empty: blocks are not split.
 std::string worker_open_message(const RecordingHeader& header, std::string_view memory,
@@ -69,8 +67,6 @@ std::string worker_extract_message(std::span<const SavedStates> wanted);
 
 // Replies. The hello lists features; the model runner is one of them: "runner:v1".
 EngineHello read_hello_of(JsonObject& object, std::string_view protocol, std::int64_t version);
-// The hello of this protocol's version.
-EngineHello read_worker_hello(JsonObject& object);
 
 // The reply to an open message.
 struct WorkerOpened {

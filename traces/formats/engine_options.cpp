@@ -168,10 +168,10 @@ RecordingHeader header_of_engine(const EngineConfig& config,
   const EngineProfile& profile = engine_profile(config.engine);
   const std::string_view release = profile.release->name;
   const std::size_t dash = release.find('-');
-  RecordingHeader header;
-  header.engine = {std::string(release.substr(0, dash)), std::string(release.substr(dash + 1)),
-                   profile.name.substr(release.size())};
-  header.family = "lockstep";
+  RecordingHeader header{
+      .engine = {std::string(release.substr(0, dash)), std::string(release.substr(dash + 1)),
+                 profile.name.substr(release.size())},
+      .family = "lockstep"};
   header.options.config = config;
   // Resolved here, because a reader of the recording must not depend on this profile's rule.
   header.options.config.num_hash_lookahead_tokens = hash_lookahead_of(config, profile);
@@ -271,12 +271,10 @@ Result<const EngineProfile*> read_engine_file(const std::string& path) {
 }
 
 std::string engine_file_text(const EngineProfile& profile) {
-  JsonWriter out;
-  out.begin_object().key("engine_file").integer(1).string("base", profile.release->name);
-  out.key("policies");
-  write_policies(out, profile);
-  out.end_object();
-  return out.take_line();
+  return object_line([&](JsonWriter& out) {
+    out.integer("engine_file", 1).string("base", profile.release->name).key("policies");
+    write_policies(out, profile);
+  });
 }
 
 Result<std::string> engine_named(std::string_view where, const std::string& text) {

@@ -3,10 +3,8 @@
 #include <algorithm>
 #include <array>
 
-#include "base/json_fields.h"
 #include "base/line_reader.h"
 #include "reference/types/host_pages.h"
-#include "reference/types/token_rows.h"
 #include "traces/formats/spec_json.h"
 
 namespace lockstep {
@@ -48,21 +46,7 @@ void may_set(FieldReader& io, std::string_view key, std::optional<std::int64_t>&
 
 template <class Io>
 void planned_states(Io& io, FieldsOf<Io, KVCacheSpec>& spec) {
-  if constexpr (Io::kReads) {
-    for (JsonValue shape : io.object.required("shapes").array()) {
-      form::Each{form::Between{1, kHeadSizeMax}}.read(shape, spec.states.emplace_back().dims);
-      if (spec.states.back().dims.empty()) shape.refuse("a shape of one dimension or more");
-    }
-    std::size_t i = 0;
-    for (JsonValue dtype : io.object.required("dtypes").array())
-      if (i < spec.states.size()) kTorchType.read(dtype, spec.states[i++].dtype);
-  } else {
-    io.out.key("shapes").begin_array();
-    for (const StateTensorSpec& state : spec.states) io.out.integers(state.dims);
-    io.out.end_array().key("dtypes").begin_array();
-    for (const StateTensorSpec& state : spec.states) kTorchType.write(io.out, state.dtype);
-    io.out.end_array();
-  }
+  state_tensor_fields(io, spec, {1, kHeadSizeMax}, kTorchType);
   io.required("mamba_type", spec.plan.mamba_type, form::AnyText{});
   io.required("mamba_cache_mode", spec.mamba_cache_mode, kCacheMode);
   io.defaulted("num_speculative_blocks", spec.num_speculative_blocks, kPlanSize);
@@ -97,9 +81,6 @@ void planned_rows(Io& io, FieldsOf<Io, KVCacheSpec>& spec) {
                                       "a quantization mode");
       },
       [](JsonWriter& out, KVQuantMode mode) { out.string(planned_name_of(mode)); }};
-  constexpr form::Code kPerState{read_tokens_per_state, [](JsonWriter& out, TokensPerState tokens) {
-                                   out.raw(json_of(tokens));
-                                 }};
   io.required("num_kv_heads", spec.num_kv_heads, form::Between{1, kHeadsMax});
   io.required("head_size", spec.head_size, form::Between{1, kHeadSizeMax});
   io.required("head_size_v", spec.head_size_v, form::Between{0, kHeadSizeMax});
@@ -107,7 +88,7 @@ void planned_rows(Io& io, FieldsOf<Io, KVCacheSpec>& spec) {
   io.unless(KVQuantMode::none, "kv_quant_mode", spec.kv_quant_mode, kMode);
   io.optional("num_head_slots", spec.plan.num_head_slots, or_null(form::Between{1, kHeadsMax}));
   io.optional("state_content_bytes", spec.plan.state_content_bytes, kPlanCount);
-  io.unless(TokensPerState{}, "tokens_per_state", spec.tokens_per_state, kPerState);
+  io.unless(TokensPerState{}, "tokens_per_state", spec.tokens_per_state, kTokensPerState);
   io.optional("max_tp_shards", spec.plan.max_tp_shards, kPlanCount);
   stride_field(io, spec);
   io.optional("sliding_window", spec.sliding_window, kPlanCount);
@@ -337,11 +318,10 @@ Result<std::vector<PlanRecording>> read_plan_recordings(const std::string& path)
 }
 
 std::string planned_spec_json(const KVCacheSpec& spec) {
-  JsonWriter out;
-  out.begin_object();
-  FieldWriter io(out);
-  planned_fields(io, spec);
-  return out.end_object().take_line();
+  return object_line([&](JsonWriter& out) {
+    FieldWriter io(out);
+    planned_fields(io, spec);
+  });
 }
 
 std::string_view torch_name_of(DType dtype) {

@@ -114,11 +114,11 @@ struct RecordingHeader {
   // Family and seed identify the recording within its collection; no decision depends on them.
   std::string family;
   std::int64_t seed = 0;
-  EngineOptions options;  // config.engine is set from `engine`
-  std::vector<KVCacheGroupSpec> groups;
+  EngineOptions options{};  // config.engine is set from `engine`
+  std::vector<KVCacheGroupSpec> groups{};
   // Blocks of the device pool, null block included.
   std::int64_t num_blocks = 0;
-  std::optional<RecordedConnectorConfig> connector;
+  std::optional<RecordedConnectorConfig> connector{};
   // Tokens; the engine derives both from the groups: a multiple of every group's block, and the
   // unit of block hashes.
   std::int64_t scheduler_block_size = 0;
@@ -128,14 +128,14 @@ struct RecordingHeader {
   std::optional<std::int32_t> encoder_cache_size{};
   // Optional keys of steps that this header announces. Without the announcement an absent key means
   // "not recorded", with it "none".
-  bool has_cache_events = false;         // `events`: the key hash_algorithm is present
-  bool has_held_drafts = false;          // `held_drafts`
-  bool has_stale_outputs = false;        // `stale_outputs`
-  std::optional<WorkedBy> worker_facts;  // `facts`, of this worker
+  bool has_cache_events = false;           // `events`: the key hash_algorithm is present
+  bool has_held_drafts = false;            // `held_drafts`
+  bool has_stale_outputs = false;          // `stale_outputs`
+  std::optional<WorkedBy> worker_facts{};  // `facts`, of this worker
   // Options of the engine that affect decisions and have no key in this format (x_beyond_format).
   // No profile follows them: conform names them in a mismatch, and the audit relaxes the rules that
   // they would break.
-  std::vector<std::string> beyond_format;
+  std::vector<std::string> beyond_format{};
   bool operator==(const RecordingHeader&) const = default;
 };
 
@@ -160,21 +160,21 @@ struct RecordedEvent {
   Kind kind = Kind::add;
   // add, chunk. arrival_ns is the recorded arrival, which the file has in seconds. Positions of a
   // chunk's items count from the chunk's start.
-  RequestSpec request;
+  RequestSpec request{};
   // add: the key was present. A priority of 0 is written only if it was: 0 is also the default.
   bool priority_given = false;
   // The other kinds that concern a request: its name.
-  std::string name;
+  std::string name{};
   // add: keys `structured`, `resumable` and `pooling`. A pooling request ends with a pooled output
   // and has no `max_tokens`.
   bool needs_grammar = false;
   bool is_session = false;
   bool is_pooling = false;
   // add: the name that the request's cache events carry; empty: none.
-  std::string session_id;
+  std::string session_id{};
   // add: the request of which this one is one of several samples (`n` above 1). No decision depends
   // on it.
-  std::string parent;
+  std::string parent{};
   // reset_prefix_cache: the engine's return value; false while requests hold blocks.
   bool reset_succeeded = false;
   // reset_prefix_cache: all running requests were preempted first.
@@ -402,51 +402,51 @@ struct RecordedStep {
   std::vector<RecordedEvent> before;
   // The connector's answers to the queries of this decision, in order.
   std::optional<std::vector<RecordedConnectorAnswer>> connector;
-  std::vector<RecordedScheduled> scheduled;
+  std::vector<RecordedScheduled> scheduled{};
   // Requests preempted by this decision, in order; requests that ended since the previous step.
-  std::vector<std::string> preempted;
-  std::vector<std::string> finished;
+  std::vector<std::string> preempted{};
+  std::vector<std::string> finished{};
   // Per group, blocks that all running requests share; may be empty. Absent since 0.33.0.
-  std::optional<std::vector<std::int32_t>> common_prefix_blocks;
+  std::optional<std::vector<std::int32_t>> common_prefix_blocks{};
   // Blocks that the worker zeroes before use.
-  std::vector<BlockId> zero;
+  std::vector<BlockId> zero{};
   // Block copies that the worker makes before the step, in order.
-  std::vector<KVCacheBlockCopy> copies;
+  std::vector<KVCacheBlockCopy> copies{};
   std::optional<RecordedPages> pages{};
   // Queues after the decision, in queue order.
-  std::vector<std::string> running;
-  std::vector<std::string> waiting;
-  std::optional<std::vector<RecordedSkipped>> skipped;
+  std::vector<std::string> running{};
+  std::vector<std::string> waiting{};
+  std::optional<std::vector<RecordedSkipped>> skipped{};
   // Free blocks of the pool after the decision; -1: unknown, since requests were removed from the
   // recording.
   std::int64_t free_blocks = 0;
   // Drafts that requests outside `scheduled` keep for a later step, in ascending order of names.
-  std::vector<RecordedTokens> held_drafts;
+  std::vector<RecordedTokens> held_drafts{};
   // Tables of all running requests, and of all requests with a load in flight, ended ones included.
-  std::optional<std::vector<RecordedTable>> tables;
-  std::optional<std::vector<RecordedTable>> loading;
+  std::optional<std::vector<RecordedTable>> tables{};
+  std::optional<std::vector<RecordedTable>> loading{};
   // Events after the decision and before `output_of_step` arrived.
-  std::vector<RecordedEvent> during;
-  std::optional<RecordedWorker> worker;
+  std::vector<RecordedEvent> during{};
+  std::optional<RecordedWorker> worker{};
   // Tokens that the model returned for this step, per request: an input of the recording, even if
   // the engine processed them steps later.
-  std::vector<RecordedTokens> sampled;
+  std::vector<RecordedTokens> sampled{};
   // The step whose output was processed last before the next decision; absent: none was, or the
   // engine is synchronous.
-  std::optional<std::int64_t> output_of_step;
-  std::vector<RecordedStaleOutput> stale_outputs;  // in order of arrival
-  std::vector<RecordedStopped> stopped;
-  std::optional<std::vector<RecordedTokens>> drafts;
+  std::optional<std::int64_t> output_of_step{};
+  std::vector<RecordedStaleOutput> stale_outputs{};  // in order of arrival
+  std::vector<RecordedStopped> stopped{};
+  std::optional<std::vector<RecordedTokens>> drafts{};
   // Finished requests that keep their blocks until they are sent.
-  std::vector<std::string> held;
+  std::vector<std::string> held{};
   // Block hashes added to and removed from the prefix cache by the step. `cleared`: it was emptied.
   std::int64_t stored = 0;
   std::int64_t evicted = 0;
   bool cleared = false;
   // Events published since the end of the previous step, and what the worker did. Only if the
   // header announces them.
-  std::vector<RecordedCacheEvent> events;
-  std::optional<WorkerStepFacts> facts;
+  std::vector<RecordedCacheEvent> events{};
+  std::optional<WorkerStepFacts> facts{};
   RecordedInputs inputs{};
   RecordedTransfers transfers{};
   // True if the request runs. If it is also preempted, it has only a new table: SGLang's prefix

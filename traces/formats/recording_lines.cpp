@@ -163,9 +163,7 @@ struct Events {
     }
   }
   static void write(JsonWriter& out, const std::vector<RecordedEvent>& events) {
-    out.begin_array();
-    for (const RecordedEvent& event : events) write_recorded_event(out, event);
-    out.end_array();
+    out.each(events, [&](const RecordedEvent& event) { write_recorded_event(out, event); });
   }
 };
 

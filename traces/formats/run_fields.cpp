@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/number_text.h"
 #include "reference/types/host_pages.h"
 #include "traces/formats/run_field_rows.h"
 
@@ -378,10 +379,7 @@ const RunField& run_field(std::string_view name) {
 // Decisions do not depend on the backend, so a case that still fails without one is simpler.
 const RunSpec& simplest_run() {
   static const RunSpec simplest = [] {
-    RunSpec run;
-    run.backend = "none";
-    run.check = CheckMode::fast;
-    return run;
+    return RunSpec{.backend = "none", .check = CheckMode::fast};
   }();
   return simplest;
 }
@@ -456,9 +454,8 @@ std::optional<std::vector<ConnectorKind>> connector_parts_from_text(std::string_
 }
 
 std::string connector_parts_text(const std::vector<ConnectorKind>& parts) {
-  std::string text;
-  for (const ConnectorKind kind : parts) text.append(text.empty() ? "" : "+").append(name_of(kind));
-  return text.empty() ? "none" : text;
+  const auto name = [](ConnectorKind kind) { return name_of(kind); };
+  return parts.empty() ? "none" : joined(parts, name, "+");
 }
 
 // Dtypes in which each inline-scaled mode stores its elements. Modes with per-tensor scales need no

@@ -150,14 +150,14 @@ enum class Decides : std::uint8_t {
 
 // Everything that a replay depends on, besides its requests and recorded decisions.
 struct RunSpec {
-  EngineConfig engine;
+  EngineConfig engine{};
 
   // The cache.
-  KVCacheConfig cache;
+  KVCacheConfig cache{};
   CacheLayout layout = CacheLayout::NHD;
   AttentionBackend attention_backend = AttentionBackend::flash_attn;
   // Tokens, one per group; empty: the backend's choice.
-  std::vector<std::int64_t> kernel_block_sizes;
+  std::vector<std::int64_t> kernel_block_sizes{};
   LayoutRule layout_rule = LayoutRule::isolated;
   // Query heads per KV head of the whole model, before tensor parallelism.
   std::int32_t queries_per_kv = 1;
@@ -173,7 +173,7 @@ struct RunSpec {
   // Consecutive tokens that one context parallel rank keeps.
   std::int32_t cp_kv_cache_interleave_size = 1;
 
-  ConnectorSpec connector;
+  ConnectorSpec connector{};
 
   // The device.
   // "simt", "cuda", "none", the path of a plugin, or a real worker.
@@ -187,18 +187,18 @@ struct RunSpec {
 
   // The run.
   Decides decide = Decides::model;
-  std::vector<std::string> mutants;
+  std::vector<std::string> mutants{};
   // Seed of sampled tokens and of the thread schedule of --check hunt.
   std::uint64_t seed = 0;
   // Probability that the next draft is accepted, in percent.
   std::int32_t draft_acceptance_percent = 60;
   // Steps in which the speculator proposes fewer drafts than it may, in percent.
   std::int32_t short_drafts_percent = 0;
-  StepTimeModel step_time;
-  CheckBudget budget;
-  std::vector<Fault> faults;
+  StepTimeModel step_time{};
+  CheckBudget budget{};
+  std::vector<Fault> faults{};
 
-  RunRecipe recipe;
+  RunRecipe recipe{};
   bool operator==(const RunSpec&) const = default;
 };
 

@@ -31,87 +31,71 @@ void read_state(JsonObject& object, const RecordingHeader& header, RecordedStep&
 
 }  // namespace
 
+std::string hello_message_of(std::string_view protocol, std::int64_t version) {
+  return object_line([&](JsonWriter& out) {
+    out.key("hello").begin_object().integer(protocol, version).end_object();
+  });
+}
+
 std::string hello_message() {
-  JsonWriter out;
-  out.begin_object().key("hello").begin_object();
-  out.integer("scheduler_protocol", kSchedulerProtocolVersion).end_object().end_object();
-  return out.take_line();
+  return hello_message_of("scheduler_protocol", kSchedulerProtocolVersion);
 }
 
 std::string open_message(const RecordingHeader& header) {
-  JsonWriter out;
-  out.begin_object().key("open").begin_object();
-  write_engine_keys(out, header);
-  out.integer("seed", header.seed).end_object().end_object();
-  return out.take_line();
+  return object_line([&](JsonWriter& out) {
+    write_engine_keys(out.key("open").begin_object(), header);
+    out.integer("seed", header.seed).end_object();
+  });
 }
 
 // The default priority is omitted, which engines without priorities need not accept.
 std::string add_message(const RequestSpec& request) {
-  RecordedEvent event;
-  event.request = request;
-  event.priority_given = request.priority != 0;
-  return event_message(event);
+  return event_message({.request = request, .priority_given = request.priority != 0});
 }
 
 std::string abort_message(const std::string& name) {
-  RecordedEvent event;
-  event.kind = RecordedEvent::Kind::abort;
-  event.name = name;
-  return event_message(event);
+  return event_message({.kind = RecordedEvent::Kind::abort, .name = name});
 }
 
 std::string pause_message(PauseState state) {
-  RecordedEvent event;
-  event.kind = RecordedEvent::Kind::pause_state;
-  event.pause_state = state;
-  return event_message(event);
+  return event_message({.kind = RecordedEvent::Kind::pause_state, .pause_state = state});
 }
 
 // Not the event of a recording: the result is not known yet, so the key has an object instead of a
 // flag.
 std::string reset_message(bool preempts_running) {
-  JsonWriter out;
-  out.begin_object().key("reset_prefix_cache").begin_object();
-  out.boolean("running", preempts_running).end_object().end_object();
-  return out.take_line();
+  return object_line([&](JsonWriter& out) {
+    out.key("reset_prefix_cache").begin_object().boolean("running", preempts_running).end_object();
+  });
 }
 
 std::string schedule_message(std::int64_t step, bool shows_tables) {
-  JsonWriter out;
-  out.begin_object().integer("schedule", step);
-  if (shows_tables) out.boolean("tables", true);
-  out.end_object();
-  return out.take_line();
+  return object_line([&](JsonWriter& out) {
+    out.integer("schedule", step);
+    if (shows_tables) out.boolean("tables", true);
+  });
 }
 
 std::string update_message(const RecordedStep& step) {
-  JsonWriter out;
-  out.begin_object().integer("update", step.step);
-  write_tokens_by_request(out.key("sampled"), step.sampled);
-  if (step.drafts) write_tokens_by_request(out.key("drafts"), *step.drafts);
-  if (step.worker) write_worker(out.key("worker"), *step.worker);
-  out.end_object();
-  return out.take_line();
+  return object_line([&](JsonWriter& out) {
+    write_tokens_by_request(out.integer("update", step.step).key("sampled"), step.sampled);
+    if (step.drafts) write_tokens_by_request(out.key("drafts"), *step.drafts);
+    if (step.worker) write_worker(out.key("worker"), *step.worker);
+  });
 }
 
 std::string close_message() {
-  JsonWriter out;
-  out.begin_object().boolean("close", true).end_object();
-  return out.take_line();
+  return object_line([](JsonWriter& out) { out.boolean("close", true); });
 }
 
 std::string connector_answer_message(const RecordedConnectorAnswer& answer) {
-  JsonWriter out;
-  out.begin_object().key("external").integer_or_null(answer.external);
-  out.boolean("async", answer.async).end_object();
-  return out.take_line();
+  return object_line([&](JsonWriter& out) {
+    out.key("external").integer_or_null(answer.external).boolean("async", answer.async);
+  });
 }
 
 std::string keeps_message(bool keeps) {
-  JsonWriter out;
-  out.begin_object().boolean("keeps", keeps).end_object();
-  return out.take_line();
+  return object_line([&](JsonWriter& out) { out.boolean("keeps", keeps); });
 }
 
 // Policies are refused here: they describe how an engine differs from a release of vLLM, and only

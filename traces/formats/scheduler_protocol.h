@@ -30,6 +30,8 @@ struct EngineHello {
 };
 
 // Messages, each with its newline.
+// `protocol`: the key of the version, "scheduler_protocol" for example.
+std::string hello_message_of(std::string_view protocol, std::int64_t version);
 std::string hello_message();
 // Starts a case. The engine's name and the block sizes are omitted: the engine has the one and
 // derives the others.

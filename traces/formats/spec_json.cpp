@@ -2,12 +2,8 @@
 // reference/types/cache_kinds.h decide, not a list per kind.
 #include "traces/formats/spec_json.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 
-#include "base/json_fields.h"
-#include "reference/types/token_rows.h"
 #include "traces/formats/plan_recording.h"
 
 namespace lockstep {
@@ -50,28 +46,9 @@ void read_mla_rows(JsonValue value, KVCacheSpec& spec) {
     value.refuse("false, or a cache with one token per entry");
 }
 
-// The tensors of a state page: `shapes` and `dtypes` have one entry per tensor, in page order.
 template <class Io>
 void state_fields(Io& io, FieldsOf<Io, KVCacheSpec>& spec) {
-  if constexpr (Io::kReads) {
-    for (JsonValue shape : io.object.required("shapes").array()) {
-      form::Each{kSize}.read(shape, spec.states.emplace_back().dims);
-      if (spec.states.back().dims.empty()) shape.refuse("a shape of one dimension or more");
-    }
-    JsonValue dtypes = io.object.required("dtypes");
-    const JsonArray types = dtypes.array();
-    if (types.size() != spec.states.size())
-      return dtypes.refuse(
-          fmt::format("one element type for each of the {} shapes", spec.states.size()));
-    std::size_t i = 0;
-    for (JsonValue dtype : types) kDType.read(dtype, spec.states[i++].dtype);
-  } else {
-    io.out.key("shapes").begin_array();
-    for (const StateTensorSpec& state : spec.states) io.out.integers(state.dims);
-    io.out.end_array().key("dtypes").begin_array();
-    for (const StateTensorSpec& state : spec.states) kDType.write(io.out, state.dtype);
-    io.out.end_array();
-  }
+  state_tensor_fields(io, spec, kSize, kDType);
   io.required("mamba_cache_mode", spec.mamba_cache_mode,
               form::Named<MambaCacheMode>{from_name<MambaCacheMode>, "none, align or all"});
   io.required("num_speculative_blocks", spec.num_speculative_blocks, form::Between{0, kBlocksMax});
@@ -98,9 +75,6 @@ void head_size_v_field(Io& io, FieldsOf<Io, KVCacheSpec>& spec) {
 // are omitted.
 template <class Io>
 void rare_fields(Io& io, FieldsOf<Io, KVCacheSpec>& spec) {
-  constexpr form::Code kPerState{read_tokens_per_state, [](JsonWriter& out, TokensPerState tokens) {
-                                   out.raw(json_of(tokens));
-                                 }};
   io.optional("page_size_padded", spec.page_size_padded, kSize);
   head_size_v_field(io, spec);
   io.unless(KVQuantMode::none, "kv_quant_mode", spec.kv_quant_mode,
@@ -111,9 +85,9 @@ void rare_fields(Io& io, FieldsOf<Io, KVCacheSpec>& spec) {
       io.object.required("kv_quant_mode").refuse("a quantization");
   io.optional("cache_dtype_str", spec.cache_dtype_str, form::AnyText{});
   io.optional("model_version", spec.model_version, form::AnyText{});
-  io.unless(TokensPerState{}, "tokens_per_state", spec.tokens_per_state, kPerState);
+  io.unless(TokensPerState{}, "tokens_per_state", spec.tokens_per_state, kTokensPerState);
   // `tokens_per_state` as recordings of older releases name it.
-  if constexpr (Io::kReads) io.optional("compress_ratio", spec.tokens_per_state, kPerState);
+  if constexpr (Io::kReads) io.optional("compress_ratio", spec.tokens_per_state, kTokensPerState);
   io.optional("alignment", spec.alignment, kSize);
   io.unless(std::int64_t{1}, "block_stride_alignment", spec.block_stride_alignment, kSize);
   io.unless(true, "dcp_sharded", spec.dcp_sharded);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <vector>
 
 #include "base/json_reader.h"
@@ -21,16 +22,6 @@ namespace {
 constexpr std::array<std::string_view, 3> kColumns = {"TIMESTAMP", "ContextTokens",
                                                       "GeneratedTokens"};
 enum Column : std::size_t { kTimestamp, kContextTokens, kGeneratedTokens };
-
-constexpr bool is_leap(std::int64_t year) {
-  return year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
-}
-
-// `month` counts from 1.
-constexpr std::int64_t days_in(std::int64_t year, std::int64_t month) {
-  constexpr std::array<std::int64_t, 12> kDays = {31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31};
-  return kDays[month - 1] + (month == 2 && is_leap(year) ? 1 : 0);
-}
 
 // Removes "Z", "+HH:MM" or "-HH:MM" from the end of a time and returns the minutes by which its
 // clock is ahead of UTC: 0 without an offset, nullopt for a malformed one.
@@ -168,21 +159,20 @@ std::optional<std::int64_t> utc_ns_of(std::string_view timestamp) {
   }
   const auto year = digits_of(timestamp.substr(0, 4), 1970, 2199);
   const auto month = digits_of(timestamp.substr(5, 2), 1, 12);
+  const auto day = digits_of(timestamp.substr(8, 2), 1, 31);
   const auto hour = digits_of(timestamp.substr(11, 2), 0, 23);
   const auto minute = digits_of(timestamp.substr(14, 2), 0, 59);
   std::string_view rest = timestamp.substr(17);
   const auto ahead_minutes = take_offset_minutes(rest);
-  if (!year || !month || !hour || !minute || !ahead_minutes || rest.size() < 2) return std::nullopt;
+  if (!year || !month || !day || !hour || !minute || !ahead_minutes || rest.size() < 2)
+    return std::nullopt;
   if (!digits_of(rest.substr(0, 2), 0, 59) || (rest.size() > 2 && rest[2] != '.'))
     return std::nullopt;
-  const auto day = digits_of(timestamp.substr(8, 2), 1, days_in(*year, *month));
   const auto second_ns = scaled_decimal_of(rest, 9);
-  if (!day || !second_ns) return std::nullopt;
-
-  // At most 230 years and 12 months: a loop is fast enough and evidently right.
-  std::int64_t days = *day - 1;
-  for (std::int64_t y = 1970; y < *year; ++y) days += is_leap(y) ? 366 : 365;
-  for (std::int64_t m = 1; m < *month; ++m) days += days_in(*year, m);
+  const auto date = std::chrono::year(static_cast<int>(*year)) / static_cast<int>(*month) /
+                    static_cast<int>(*day);
+  if (!date.ok() || !second_ns) return std::nullopt;
+  const std::int64_t days = std::chrono::sys_days(date).time_since_epoch().count();
   const std::int64_t minutes = (days * 24 + *hour) * 60 + *minute - *ahead_minutes;
   return minutes * 60'000'000'000 + *second_ns;
 }

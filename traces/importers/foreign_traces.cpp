@@ -17,10 +17,9 @@ namespace {
 // Totals are required: a benchmark without them could not be checked.
 BenchmarkFile read_header(JsonValue value) {
   JsonObject object = value.object();
-  BenchmarkFile file;
-  file.name = object.required("benchmark").nonempty_string();
-  file.engine = read_recorded_engine(object.required("engine"));
-  file.options = read_engine_options(object.required("config"));
+  BenchmarkFile file{.name = std::string(object.required("benchmark").nonempty_string()),
+                     .engine = read_recorded_engine(object.required("engine")),
+                     .options = read_engine_options(object.required("config"))};
   file.options.config.engine = file.engine.profile();
   file.groups = read_kv_cache_groups(object.required("groups"));
   file.num_blocks = object.required("num_blocks").integer(1, kBlocksMax);

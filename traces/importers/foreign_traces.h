@@ -22,6 +22,10 @@
 
 namespace lockstep {
 
+// Opens the requests of a file in one format.
+using OpenTrace = Result<std::unique_ptr<TraceReader>>(const std::string& path,
+                                                       const ImportOptions& options);
+
 // Opens a trace of Mooncake's kind (JSON lines): times, lengths, and the ids of a prompt's blocks,
 // the last of which covers the remainder. An id stands for the block's content and everything
 // before it, so equal ids are equal prefixes; here it is the seed of a symbolic run. Keys that
@@ -31,39 +35,32 @@ namespace lockstep {
 // - Mooncake: ms, ids of 512 tokens
 // - vLLM's timed traces: s, ids of 16 tokens
 // - AIPerf and Dynamo: sessions, whose turns wait for each other; rows that name others in wait_for
-Result<std::unique_ptr<TraceReader>> open_mooncake(const std::string& path,
-                                                   const ImportOptions& options);
+OpenTrace open_mooncake;
 
 // Opens the manifest.json of AIPerf's synthesized sessions; its rows are in dataset.jsonl next to
 // it.
 inline constexpr std::string_view kAiperfRows = "dataset.jsonl";
-Result<std::unique_ptr<TraceReader>> open_aiperf_manifest(const std::string& path,
-                                                          const ImportOptions& options);
+OpenTrace open_aiperf_manifest;
 
 // Opens conversations of coding agents, as kv-cache-tester and the cc-traces data sets have them:
 // one per file, or one per line. Turns and sub-agents wait for each other.
-Result<std::unique_ptr<TraceReader>> open_weka(const std::string& path,
-                                               const ImportOptions& options);
+OpenTrace open_weka;
 
 // Opens Alibaba's Bailian traces (JSON lines): chats and their parents, ids of 16 tokens. The id of
 // a last block that is not full may stand for padding and is not used. Arrivals are as recorded.
-Result<std::unique_ptr<TraceReader>> open_bailian(const std::string& path,
-                                                  const ImportOptions& options);
+OpenTrace open_bailian;
 
 // Opens BurstGPT (CSV): times and lengths, no prefixes.
-Result<std::unique_ptr<TraceReader>> open_burstgpt(const std::string& path,
-                                                   const ImportOptions& options);
+OpenTrace open_burstgpt;
 bool is_burstgpt_header(std::string_view line);
 
 // Opens LLMServingSim's files (JSON lines): workloads with token ids, sessions of calls and tools,
 // or the requests of a recorded run, which have lengths only.
-Result<std::unique_ptr<TraceReader>> open_llmservingsim(const std::string& path,
-                                                        const ImportOptions& options);
+OpenTrace open_llmservingsim;
 
 // Opens Dynamo's request traces, dynamo.request.trace.v1 (JSON lines).
 inline constexpr std::string_view kDynamoSchema = "dynamo.request.trace.v1";
-Result<std::unique_ptr<TraceReader>> open_dynamo(const std::string& path,
-                                                 const ImportOptions& options);
+OpenTrace open_dynamo;
 
 // Opens Azure's LLM inference traces (CSV): TIMESTAMP, ContextTokens and GeneratedTokens, found by
 // the names in the header line. The format does not state which prompts share a prefix, so every
@@ -72,8 +69,7 @@ Result<std::unique_ptr<TraceReader>> open_dynamo(const std::string& path,
 // Timestamps keep every digit: YYYY-MM-DD HH:MM:SS[.up to 9 digits], with T instead of the space
 // and Z or an offset at the end (the 2024 and 2025 files), become integer ns since the first row.
 // Lines may end in \r\n, and the last line may end without.
-Result<std::unique_ptr<TraceReader>> open_azure(const std::string& path,
-                                                const ImportOptions& options);
+OpenTrace open_azure;
 
 // True if a first line is the header of such a file.
 bool is_azure_header(std::string_view line);
@@ -139,11 +135,11 @@ struct BenchmarkFile {
   std::string name;
   RecordedEngine engine;
   EngineOptions options;
-  std::vector<KVCacheGroupSpec> groups;
+  std::vector<KVCacheGroupSpec> groups{};
   std::int64_t num_blocks = 0;
   std::int32_t sampled_token = 0;
-  BenchmarkTotals totals;
-  std::vector<RequestSpec> requests;
+  BenchmarkTotals totals{};
+  std::vector<RequestSpec> requests{};
 };
 
 Result<BenchmarkFile> read_benchmark_file(const std::string& path);

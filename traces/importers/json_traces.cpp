@@ -42,9 +42,7 @@ struct BailianChats {
     parents.push_back(object.required("parent_chat_id").integer(-1));
     turns.push_back(object.required("turn").integer(1));
     object.required("type").string();
-    LinkedRequest linked;
-    linked.line = line;
-    linked.keeps_time = true;
+    LinkedRequest linked{.keeps_time = true, .line = line};
     linked.request.spec.name = fmt::format("chat{}", chat_id);
     linked.t_ns = read_arrival_ns(object, "timestamp", kDigitsOfSeconds, options);
     linked.prompt_tokens = object.required("input_length").integer(1, kPromptTokensMax);

@@ -27,10 +27,6 @@ struct Beginning {
   bool has(std::string_view key) const { return object != nullptr && object->has(key); }
 };
 
-// Opens the requests of a format.
-using Open = Result<std::unique_ptr<TraceReader>> (*)(const std::string& path,
-                                                      const ImportOptions& options);
-
 Result<std::unique_ptr<TraceReader>> open_benchmark(const std::string& path, const ImportOptions&) {
   LS_ASSIGN_OR_RETURN(auto file, read_benchmark_file(path));
   return requests_of(std::move(file), path);
@@ -49,7 +45,7 @@ struct KnownFormat {
   std::string_view sign;
   bool (*is)(const Beginning& file);
   // null: the format has no requests with arrivals.
-  Open open = nullptr;
+  OpenTrace* open = nullptr;
 };
 
 // The first row whose test succeeds wins. Own formats precede those of other tools, whose tests are
@@ -235,7 +231,7 @@ Result<std::unique_ptr<TraceReader>> open_trace(const std::string& path, FileFor
           "{}: found a {} after a {}; several files must be shards of one trace of another tool",
           shard, name_of(other), name_of(format));
   }
-  if (const Open open = known(format).open) return open(path, options);
+  if (OpenTrace* const open = known(format).open) return open(path, options);
   return fail("{}:1: found {} {}; expected requests and their arrivals", path,
               format == FileFormat::recording ? "an" : "a", name_of(format));
 }

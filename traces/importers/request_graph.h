@@ -29,14 +29,14 @@ namespace lockstep {
 // A request with its links, as an importer found it.
 struct LinkedRequest {
   // Without arrival, and without a prompt if prompt_tokens is positive.
-  TraceRequest request;
+  TraceRequest request{};
   // Ids of the prompt by the header's convention; empty: the prompt is private.
-  std::vector<std::uint64_t> hash_ids;
+  std::vector<std::uint64_t> hash_ids{};
   // 0: request.spec.prompt is complete.
   std::int64_t prompt_tokens = 0;
   std::int64_t t_ns = 0;  // since the trace's own zero
   // Indices in the list of requests; later ones are allowed.
-  std::vector<std::size_t> waits_for;
+  std::vector<std::size_t> waits_for{};
   // True if the recorded time applies despite the links (1.).
   bool keeps_time = false;
   // True if the source recorded no output tokens; ZeroOutput decides its treatment.

@@ -316,22 +316,22 @@ Result<ModelSpec> find_model(const std::string& name_or_path) {
 
 // The layers are written one by one, without repetitions.
 std::string model_to_json(const ModelSpec& model) {
-  JsonWriter out;
-  out.begin_object().integer("model_file", 1).string("name", model.name);
-  FieldWriter io(out);
-  size_fields(io, model);
-  out.key("layer_kinds").begin_object();
-  for (const LayerKind& kind : model.kinds) write_fields(out.key(kind.name), kind);
-  out.end_object().key("layers").begin_array();
-  std::int64_t index = 0;  // layers that keep nothing are written as empty
-  for (std::size_t i = 0; i < model.layers.size(); ++index) {
-    out.begin_array();
-    for (; i < model.layers.size() && model.layers[i].index == index; ++i)
-      out.string(model.kinds[model.layers[i].kind].name);
+  return object_line([&](JsonWriter& out) {
+    out.integer("model_file", 1).string("name", model.name);
+    FieldWriter io(out);
+    size_fields(io, model);
+    out.key("layer_kinds").begin_object();
+    for (const LayerKind& kind : model.kinds) write_fields(out.key(kind.name), kind);
+    out.end_object().key("layers").begin_array();
+    std::int64_t index = 0;  // layers that keep nothing are written as empty
+    for (std::size_t i = 0; i < model.layers.size(); ++index) {
+      out.begin_array();
+      for (; i < model.layers.size() && model.layers[i].index == index; ++i)
+        out.string(model.kinds[model.layers[i].kind].name);
+      out.end_array();
+    }
     out.end_array();
-  }
-  out.end_array().end_object();
-  return out.take_line();
+  });
 }
 
 }  // namespace lockstep

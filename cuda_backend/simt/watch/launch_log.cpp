@@ -38,10 +38,7 @@ Party LaunchLog::party_of(std::uint32_t launch, std::uint32_t cta_linear, unsign
                           unsigned epoch) const {
   LS_CHECK(launch >= 1 && launch <= entries_.size(), "launch {}", launch);
   const Entry& entry = entries_[launch - 1];
-  Party party;
-  party.launch = absolute(launch);
-  party.kernel = names_[entry.name];
-  party.is_host = entry.is_host;
+  Party party{.launch = absolute(launch), .kernel = names_[entry.name], .is_host = entry.is_host};
   if (entry.is_host) return party;
   party.cta = {cta_linear % entry.grid_x, cta_linear / entry.grid_x % entry.grid_y,
                cta_linear / entry.grid_x / entry.grid_y};

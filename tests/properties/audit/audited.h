@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "properties/audit/audit.h"
+#include "properties/audit/audit_steps.h"
 
 namespace lockstep {
 
