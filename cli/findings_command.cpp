@@ -370,9 +370,14 @@ Result<int> run_findings(const FindingsOptions& options, CommandReport& report) 
   watch_stop_signals();
   LS_ASSIGN_OR_RETURN(const auto findings, chosen_findings(options.numbers));
   if (options.engines.empty() && options.merge.empty()) {
-    for (const FindingCases* finding : findings)
+    nlohmann::ordered_json json = {{"findings", nlohmann::ordered_json::array()}};
+    for (const FindingCases* finding : findings) {
       fmt::print("{:>2}  {}\n      {}\n", finding->number, finding->title,
                  fmt::join(finding->files, "\n      "));
+      json["findings"].push_back(
+          {{"number", finding->number}, {"title", finding->title}, {"cases", finding->files}});
+    }
+    if (report.wants_json()) report.set_json(json_text(json));
     return kExitAgreed;
   }
   if (!std::filesystem::is_directory(options.folder))

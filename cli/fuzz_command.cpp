@@ -325,6 +325,7 @@ Result<FuzzOptions> options_of(const FuzzCommandOptions& options, FailingCaseOpt
   if (is_user_kernels(backend)) {
     fuzzing.generator.check = "fast";
     fuzzing.generator.never.add(Feature::captured_graphs);
+    LS_RETURN_IF_ERROR(check_kernels(backend));
     fuzzing.backend = backend_factory(backend);
   }
   LS_RETURN_IF_ERROR(check_worker_options(backend, judging.worker));
@@ -473,6 +474,11 @@ Result<int> fuzz_main(const FuzzCommandOptions& options, CommandReport& out) {
   // Nothing was judged, so agreement would be a false result.
   if (report.cases > 0 && report.refused == report.cases)
     return fail(fmt::format("every case is refused: {}", report.first_refusal));
+  // Cases that run without the backend agree even if it refuses all others.
+  if (report.backend != "none" && report.refused > 0 && report.failures.empty() &&
+      report.tally[Reached::with_backend] == 0)
+    return fail("no case ran on {}; {} refused, first with seed {}: {}", report.backend,
+                counted(report.refused, "case"), report.first_refused_seed, report.first_refusal);
   fmt::print("{}", fuzz_summary_text(report, options.merge.empty() ? clock.lap() : 0,
                                      options.shows_coverage));
   if ((options.guided || !options.merge.empty()) && !options.corpus_path.empty())

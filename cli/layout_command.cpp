@@ -11,7 +11,10 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <memory>
+#include <string_view>
+#include <utility>
 
 #include "base/output_file.h"
 #include "cli/commands.h"
@@ -41,6 +44,21 @@ LayerSpecs extra_layers(const LayoutCommand& command, const ModelSpec& model) {
   if (command.arguments.hidden_state_layers == 0) return {};
   return {hidden_state_layer(command.arguments.hidden_state_layers, command.arguments.hidden_size,
                              model.dtype)};
+}
+
+// Refuses options of recurrent states that have no effect because the model has no states.
+// `capacity` accepts them: it compares models with and without states.
+Result<void> check_state_options(const LayoutArguments& a, const ModelSpec& model) {
+  if (std::ranges::any_of(model.kinds,
+                          [](const LayerKind& kind) { return is_state_kind(kind.spec.kind); }))
+    return {};
+  const std::pair<bool, std::string_view> options[] = {
+      {!a.ssm_dtype.empty(), "--ssm-dtype"},
+      {a.mamba_cache_mode != "none", "--mamba-cache-mode"},
+      {a.plan.mamba_block_size.has_value(), "--mamba-block-size"}};
+  for (const auto& [is_given, name] : options)
+    if (is_given) return fail("{} needs a --model with states; {} has none", name, model.name);
+  return {};
 }
 
 // Plans the model. Errors: what the engine's core or its worker refuses at startup.
@@ -77,6 +95,7 @@ Result<int> layout(LayoutCommand command) {
     fmt::print("{}: no layer keeps a cache\n", model.name);
     return kExitAgreed;
   }
+  LS_RETURN_IF_ERROR(check_state_options(command.arguments, model));
   LS_ASSIGN_OR_RETURN(const auto report, report_of(command, model));
   fmt::print("{}", plan_table(report));
   for (const std::string& assumption : model.assumptions)

@@ -248,11 +248,12 @@ void add_items(const std::vector<MutantReport>& reports, CommandReport& out) {
 }
 
 Result<int> mutants(MutantsOptions options, CommandReport& report) {
+  LS_ASSIGN_OR_RETURN(auto selected, chosen(options.ids));
   if (!options.markdown_path.empty()) {
     LS_RETURN_IF_ERROR(write_output(options.markdown_path, mutants_markdown()));
+    if (report.wants_json()) report.set_json(list_json(selected));
     return kExitAgreed;
   }
-  LS_ASSIGN_OR_RETURN(auto selected, chosen(options.ids));
   watch_stop_signals();
   if (options.list) {
     fmt::print("{}", list_text(selected));

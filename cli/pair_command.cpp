@@ -366,7 +366,6 @@ Result<PreparedPair> prepare(const PairCommandOptions& given) {
   PairOptions& options = prepared.options = given.pair;
   ReplayRequest replay = request_of(given.replay);
   GivenRun& run = replay.run;
-  if (!run.has("engine")) run.set_text("engine", connector_profile().name);
   // The policy belongs to the pair (load_failure_policy below) and not to a connector of the
   // replay.
   run.forget("kv_load_failure_policy");
@@ -448,6 +447,7 @@ Result<int> pair(const PairCommandOptions& given, CommandReport& out) {
 void add_pair_command(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<PairCommandOptions>();
   options->replay.run.set_text("backend", "none");
+  options->replay.run.set_text("engine", connector_profile().name);
   CLI::App* command = app.add_subcommand(
       "pair", "Run a trace through a prefill and a decode engine over a lossy network");
   declare_pair_options(*command, *options);

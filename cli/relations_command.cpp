@@ -250,7 +250,12 @@ Result<int> run_relations(RelationsOptions options, CommandReport& report) {
   watch_stop_signals();
   LS_ASSIGN_OR_RETURN(auto all, chosen_relations(options.names));
   if (options.list) {
-    for (const Held& held : all) fmt::print("{:<20} {}\n", held.relation.name, held.relation.says);
+    nlohmann::ordered_json json = {{"relations", nlohmann::ordered_json::array()}};
+    for (const Held& held : all) {
+      fmt::print("{:<20} {}\n", held.relation.name, held.relation.says);
+      json["relations"].push_back({{"name", held.relation.name}, {"says", held.relation.says}});
+    }
+    if (report.wants_json()) report.set_json(json_text(json));
     return kExitAgreed;
   }
   LS_ASSIGN_OR_RETURN(const auto engines, open_decisions(options.decisions));

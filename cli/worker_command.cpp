@@ -5,7 +5,7 @@
 // prints a row per folder. Each run is that of `lockstep replay FILE --backend ENGINE`, without the
 // audit; that command shows a single file in detail.
 //
-// Not checked: what the worker refuses; refusals are counted by their reason.
+// Not checked: what the worker refuses. Refusals are counted by their reason, and the status is 2.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -102,11 +102,12 @@ std::string reason_of(const std::string& message, const std::string& file) {
 // Runs one file and counts its outcome: refused, diverged, parted or agreed. Exactly one of them
 // grows.
 void judge_file(const std::string& file, const WorkerCommandOptions& options,
-                const Workers& workers, Family& family) {
+                const Workers& workers, Family& family, std::vector<RefusedFile>& refused) {
   ++family.files;
   const auto run = run_on_worker(file, options, workers);
   if (!run) {
     ++family.refused[reason_of(run.error().message, file)];
+    refused.push_back({file, run.error().message});
     return;
   }
   const RunSummary& summary = run->summary;
@@ -181,6 +182,7 @@ Result<int> run_worker(const WorkerCommandOptions& options) {
   nlohmann::ordered_json json = nlohmann::ordered_json::array();
   std::int64_t judged = 0, diverged = 0;
   std::set<std::string> not_checked;
+  std::vector<RefusedFile> refused = inputs.refused;
   for (const auto& [name, files] : folders) {
     Family family;
     for (const std::string& file : files) {
@@ -188,7 +190,7 @@ Result<int> run_worker(const WorkerCommandOptions& options) {
         family.not_checked.insert(
             fmt::format("other files: interrupted by {}", signal_name(stop_signal())));
       if (stop_requested() || (options.files_max > 0 && family.files == options.files_max)) break;
-      judge_file(file, options, engines, family);
+      judge_file(file, options, engines, family, refused);
     }
     judged += family.agreed + family.diverged + family.parted;
     not_checked.insert(family.not_checked.begin(), family.not_checked.end());
@@ -204,7 +206,8 @@ Result<int> run_worker(const WorkerCommandOptions& options) {
     LS_RETURN_IF_ERROR(write_output(options.json_path, json_text(json)));
   if (stop_requested()) return 128 + stop_signal();
   // Refused files outweigh findings. Nothing judged at all is a refusal too.
-  return judged == 0 ? kExitRefused : judged_exit_code(inputs.refused, judged, diverged > 0);
+  if (judged == 0 && refused.empty()) return kExitRefused;
+  return judged_exit_code(refused, judged, diverged > 0);
 }
 
 }  // namespace

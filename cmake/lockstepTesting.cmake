@@ -13,10 +13,16 @@
 #       recorded decisions; AFTER: the test that writes the recordings
 #
 # backend: a target (a MODULE library that includes <lockstep/plugin.h>), a file of one, or simt,
-# cuda, none. LOCKSTEP_COMMAND names another lockstep, that of a wheel for one. A failure's smallest
-# case lies in lockstep_cases/NAME of the build folder; JUnit's XML beside it, NAME.xml.
+# cuda, none. Relative paths begin in the current source folder where a file is there, else in the
+# current build folder, in which tests run; RECORDINGs that a test writes always in the latter.
+# LOCKSTEP_COMMAND names another lockstep, that of a wheel for one. A failure's smallest case lies in
+# lockstep_cases/NAME of the build folder; JUnit's XML beside it, NAME.xml.
 
-set(LOCKSTEP_COMMAND "" CACHE STRING "The lockstep that tests run; empty: the one of this package")
+# A relative path begins where cmake is started; a name without a slash is found through PATH.
+if(NOT LOCKSTEP_COMMAND OR LOCKSTEP_COMMAND MATCHES "/")
+  set(LOCKSTEP_COMMAND "" CACHE FILEPATH
+    "The lockstep that tests run; empty: the one of this package")
+endif()
 
 function(_lockstep_command out)
   if(LOCKSTEP_COMMAND)
@@ -28,6 +34,15 @@ function(_lockstep_command out)
   endif()
 endfunction()
 
+# Sets `out` to the file of the source folder if there is one, else to `name`.
+function(_lockstep_file out name)
+  get_filename_component(path "${name}" ABSOLUTE)
+  if(NOT EXISTS "${path}")
+    set(path "${name}")
+  endif()
+  set(${out} "${path}" PARENT_SCOPE)
+endfunction()
+
 # Options in `out` for a backend of any kind.
 function(_lockstep_backend out backend)
   if(NOT backend)
@@ -35,6 +50,9 @@ function(_lockstep_backend out backend)
   elseif(TARGET ${backend})
     set(${out} --backend $<TARGET_FILE:${backend}> PARENT_SCOPE)
   else()
+    if(NOT backend MATCHES "^(simt|cuda|none)$")
+      _lockstep_file(backend "${backend}")
+    endif()
     set(${out} --backend ${backend} PARENT_SCOPE)
   endif()
 endfunction()
@@ -54,7 +72,8 @@ endmacro()
 function(_lockstep_add_test name)
   _lockstep_command(command)
   set(folder ${CMAKE_CURRENT_BINARY_DIR}/lockstep_cases)
-  file(MAKE_DIRECTORY ${folder})
+  get_filename_component(parent ${folder}/${name} DIRECTORY)  # a name may have slashes
+  file(MAKE_DIRECTORY ${parent})
   add_test(NAME ${name} COMMAND ${command} ${ARGN} --junit ${folder}/${name}.xml)
   set_property(TEST ${name} APPEND PROPERTY LABELS lockstep)
 endfunction()
@@ -63,9 +82,7 @@ function(lockstep_add_replay_test name trace)
   cmake_parse_arguments(PARSE_ARGV 2 arg "" "BACKEND" "ARGS")
   _lockstep_refuse(lockstep_add_replay_test "${arg_UNPARSED_ARGUMENTS}")
   _lockstep_backend(backend "${arg_BACKEND}")
-  if(EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/${trace})
-    set(trace ${CMAKE_CURRENT_SOURCE_DIR}/${trace})
-  endif()
+  _lockstep_file(trace "${trace}")
   _lockstep_add_test(${name} replay ${trace} ${backend} ${arg_ARGS}
     --save ${CMAKE_CURRENT_BINARY_DIR}/lockstep_cases/${name} --shrink --shrink-seconds 20)
 endfunction()
@@ -105,7 +122,15 @@ function(lockstep_add_audit_test name)
   if("${arg_UNPARSED_ARGUMENTS}" STREQUAL "")
     message(FATAL_ERROR "lockstep_add_audit_test: ${name} has no recording")
   endif()
-  _lockstep_add_test(${name} audit ${arg_UNPARSED_ARGUMENTS} ${arg_ARGS})
+  set(recordings ${arg_UNPARSED_ARGUMENTS})
+  if(NOT arg_AFTER)
+    set(recordings)
+    foreach(recording ${arg_UNPARSED_ARGUMENTS})
+      _lockstep_file(recording "${recording}")
+      list(APPEND recordings ${recording})
+    endforeach()
+  endif()
+  _lockstep_add_test(${name} audit ${recordings} ${arg_ARGS})
   if(arg_AFTER)
     set_tests_properties(${arg_AFTER} PROPERTIES FIXTURES_SETUP lockstep_${arg_AFTER})
     set_tests_properties(${name} PROPERTIES FIXTURES_REQUIRED lockstep_${arg_AFTER})

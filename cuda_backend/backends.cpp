@@ -33,9 +33,7 @@ static std::int64_t pool_size_bytes_of(const BackendConfig& config) {
 
 static Result<std::unique_ptr<cuda::Device>> device_of(const UserKernels& kernels,
                                                        const BackendConfig& config) {
-  std::string why;
-  if (kernels.on_gpu() && !gpu_available(&why))
-    return fail("{}: its kernels run on a GPU; {}", kernels.name(), why);
+  LS_RETURN_IF_ERROR(check_gpu_for(kernels));
   const std::int64_t pool = pool_size_bytes_of(config);
   if (kernels.on_gpu()) return cuda::make_gpu_device(kernels.in_process() ? 0 : pool + kArrayBytes);
   return cuda::make_simt_device(config.check, config.seed, pool, kernels.memory(),
@@ -58,6 +56,12 @@ bool gpu_available(std::string* why) {
   const bool available = missing.empty();
   if (why != nullptr) *why = std::move(missing);
   return available;
+}
+
+Result<void> check_gpu_for(const UserKernels& kernels) {
+  std::string why;
+  if (!kernels.on_gpu() || gpu_available(&why)) return {};
+  return fail("{}: its kernels run on a GPU; {}", kernels.name(), why);
 }
 
 Result<std::unique_ptr<Backend>> make_gpu_backend(const BackendConfig& config) {

@@ -25,6 +25,9 @@ bool gpu_available(std::string* why = nullptr);
 // make_simt_backend, a check mode other than fast (compute-sanitizer checks a GPU).
 Result<std::unique_ptr<Backend>> make_gpu_backend(const BackendConfig& config);
 
+// Errors: the kernels run on a GPU, and there is none.
+Result<void> check_gpu_for(const UserKernels& kernels);
+
 // A user's kernels (cuda_backend/device/simt_device.h), on a shared arena or a GPU.
 // Errors: a check mode other than fast, a planted defect, several streams, captured graphs; no GPU.
 Result<std::unique_ptr<Backend>> make_user_kernels_backend(const BackendConfig& config,

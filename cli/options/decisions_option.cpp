@@ -112,6 +112,15 @@ void declare_engine_python(CLI::App& command) {
       .add_option("--engine-python", engine_python(),
                   "Python for vllm[:DIR], sglang[:DIR] and --kernels (the active virtual "
                   "environment's or the wheel's, else LOCKSTEP_PYTHON)")
+      ->check(CLI::Validator(
+          [](std::string& program) {
+            std::error_code error;  // a name without a slash is found through PATH
+            return program.find('/') == std::string::npos || fs::exists(program, error)
+                       ? std::string()
+                       : fmt::format("{} does not exist; give the interpreter of an environment",
+                                     program);
+          },
+          ""))
       ->type_name("FILE");
 }
 

@@ -69,6 +69,16 @@ void declare_kernels(CLI::App& command, std::function<void(const std::string& ba
       ->type_name("CLASS");
 }
 
+Result<void> check_kernels(const std::string& backend) {
+  if (is_plugin(backend)) {
+    LS_ASSIGN_OR_RETURN(const auto plugin, load_plugin(backend));
+    return check_gpu_for(*plugin);
+  }
+  LS_ASSIGN_OR_RETURN(const auto processes, processes_of(backend));
+  LS_ASSIGN_OR_RETURN(const auto kernels, open_user_kernels(processes, {}, is_on_gpu(backend)));
+  return check_gpu_for(*kernels);
+}
+
 BackendFactory kernels_factory(const std::string& backend) {
   return [backend](const BackendConfig& config) -> Result<std::unique_ptr<Backend>> {
     // Under tensor and context parallelism each rank's kernels receive that rank's layers.

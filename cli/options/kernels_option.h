@@ -18,6 +18,11 @@ namespace lockstep {
 // REQUIRES: the command has --backend.
 void declare_kernels(CLI::App& command, std::function<void(const std::string& backend)> take);
 
+// Loads the library, or constructs the class once: a run of which a missing or broken library
+// refuses every case would check only what needs no backend. Errors: kernels that no run can use.
+// REQUIRES: is_user_kernels(backend).
+Result<void> check_kernels(const std::string& backend);
+
 // Returns the factory of a backend with the user's kernels. A Python class starts a process at the
 // first run, and that process serves all later runs of this command. REQUIRES:
 // is_user_kernels(backend).

@@ -56,11 +56,13 @@ void add_layout_options(CLI::App& command, LayoutArguments& a) {
   command.add_option(
       "--layout", a.layout,
       "one of the six cache layouts (NHD: the engine's choice); before vllm-0.33.0 NHD or HND");
-  command.add_option("--memory", a.memory, "cache memory per worker: 40GiB, 512MiB or bytes");
+  CLI::Option* const memory =
+      command.add_option("--memory", a.memory, "cache memory per worker: 40GiB, 512MiB or bytes");
   // As vLLM's --num-gpu-blocks-override: replaces the number that the memory gives (vLLM 0.33.0,
   // v1/core/kv_cache_planning.py, may_override_num_blocks()).
   command.add_option("--num-blocks", a.plan.num_gpu_blocks_override, "blocks, instead of --memory")
-      ->check(tokens);
+      ->check(tokens)
+      ->excludes(memory);
   command.add_option("--num-spec", a.plan.num_spec, "speculative tokens")
       ->check(CLI::Range(std::int64_t{0}, std::int64_t{64}));
   command
@@ -90,12 +92,13 @@ void add_layout_options(CLI::App& command, LayoutArguments& a) {
                   "KV entries of a request's hot region per layer")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{32768}))
       ->needs(host);
-  command
-      .add_option("--hidden-states", a.hidden_state_layers,
-                  "number of layers whose hidden states are extracted")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1024}));
+  CLI::Option* const hidden_states =
+      command.add_option("--hidden-states", a.hidden_state_layers,
+                         "number of layers whose hidden states are extracted");
+  hidden_states->check(CLI::Range(std::int64_t{1}, std::int64_t{1024}));
   command.add_option("--hidden-size", a.hidden_size, "elements of one layer's hidden state")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 16));
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 16))
+      ->needs(hidden_states);
 }
 
 Result<bool> is_placed(const LayoutArguments& a) {

@@ -43,7 +43,8 @@ void declare_switch(CLI::App& command, const RunField& field, GivenRun& out) {
 // `out.refused`, which prepare_replay() reports: the first one is kept.
 CLI::Option* declare_value(CLI::App& command, const RunField& field, GivenRun& out) {
   const std::string flag(field.flag);
-  const std::string help = fmt::format(fmt::runtime(field.help), value_text(field, RunSpec{}));
+  const std::string help = fmt::format(
+      fmt::runtime(field.help), value_text(field, out.has(field.name) ? out.spec : RunSpec{}));
   switch (field.kind) {
     case FieldKind::number: {
       CLI::Range range(field.at_least, field.at_most);
@@ -89,7 +90,7 @@ void declare_field(CLI::App& command, const RunField& field, GivenRun& out) {
   if (field.value_is_optional) option->expected(0, 1);
   // A command may preset a field before it declares the options; the help then shows that value as
   // the default.
-  if (out.has(field.name))
+  if (out.has(field.name) && !field.default_text.empty())
     option->default_str(value_text(field, out.spec));
   else if (!field.default_text.empty())
     option->default_str(std::string(field.default_text));

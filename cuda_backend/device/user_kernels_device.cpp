@@ -230,7 +230,10 @@ class UserKernelsDevice final : public ForwardingDevice {
     call.integers = {{"rows", std::move(rows)},
                      {"seq_lens", std::move(seq_lens)},
                      {"query_start_loc", std::move(query_start_loc)}};
-    make(call);
+    std::vector<std::int32_t> after(entries_.size());
+    if (make(call) && in_process_ && fetch(after, table_.data()) && after != entries_)
+      report("fault", function,
+             fmt::format("{} of layer {}: it changed the block table", function, key.layer));
     params.num_tokens = 0;
   }
 
@@ -510,10 +513,10 @@ class UserKernelsDevice final : public ForwardingDevice {
     const std::int32_t* table = params.block_table;
     if (in_process_) {
       count = std::ssize(rows);
-      std::vector<std::int32_t> entries(rows.size() * static_cast<std::size_t>(width));
+      entries_.resize(rows.size() * static_cast<std::size_t>(width));
       for (std::int64_t i = 0; i < count; ++i)
-        inner().download(entries.data() + i * width, table + rows[i] * width, 4 * width);
-      if (finish_inner()) table = table_.upload(entries);
+        inner().download(entries_.data() + i * width, table + rows[i] * width, 4 * width);
+      if (finish_inner()) table = table_.upload(entries_);
     }
     return tensor("block_table", table, "int32", {count, width}, {4 * width, 4});
   }
@@ -576,6 +579,7 @@ class UserKernelsDevice final : public ForwardingDevice {
   std::shared_ptr<UserKernels> kernels_;
   const bool in_process_;  // pointers of this process; else offsets in shared memory
   DeviceArray<std::int32_t> lists_, table_;
+  std::vector<std::int32_t> entries_;  // of table_, as uploaded
   std::set<std::string> not_taken_;
   std::vector<DeviceReport> reports_;
   std::vector<const Slot*> described_;  // slots of the last begin_step, by table

@@ -252,4 +252,10 @@ Result<std::shared_ptr<UserKernels>> open_plugin(const std::string& path,
   return std::shared_ptr<UserKernels>(std::move(kernels));
 }
 
+Result<std::shared_ptr<UserKernels>> load_plugin(const std::string& path) {
+  auto kernels = std::make_shared<PluginKernels>(path, std::vector<KernelLayer>());
+  LS_RETURN_IF_ERROR(kernels->load());
+  return std::shared_ptr<UserKernels>(std::move(kernels));
+}
+
 }  // namespace lockstep

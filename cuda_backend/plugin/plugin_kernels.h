@@ -18,4 +18,7 @@ namespace lockstep {
 Result<std::shared_ptr<UserKernels>> open_plugin(const std::string& path,
                                                  std::vector<KernelLayer> layers);
 
+// The library before a run: its open() is not called. Errors: the same ones, without open()'s.
+Result<std::shared_ptr<UserKernels>> load_plugin(const std::string& path);
+
 }  // namespace lockstep

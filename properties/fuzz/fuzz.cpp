@@ -36,7 +36,8 @@ std::int64_t cases_of_shard(std::int64_t runs, std::int64_t shard, std::int64_t 
 struct Judged {
   Outcome outcome;
   std::vector<std::string> left_out;
-  std::string known;  // id of the known failure; empty: new, or no failure
+  bool lacks_backend = false;  // ran without FuzzOptions::backend
+  std::string known;           // id of the known failure; empty: new, or no failure
   std::uint64_t seed = 0;
   SavedCase saved{};      // only of a failure
   JudgedGenes reached{};  // only with genes
@@ -68,7 +69,9 @@ Judged judge_case(const FuzzOptions& options, std::uint64_t seed, const CaseGene
   const bool has_kernels = is_user_kernels(saved.backend);
   if (has_kernels || options.decisions) judging.summary = &summary;
   Judged judged{.outcome = judge(saved, judging), .left_out = {}, .known = {}, .seed = seed};
-  judged.left_out = has_kernels ? summary.not_checked : summary.unreported;
+  judged.lacks_backend = options.backend && judged.outcome.kind != OutcomeKind::refused &&
+                         judged.outcome.tally[Reached::with_backend] == 0;
+  judged.left_out = has_kernels && !judged.lacks_backend ? summary.not_checked : summary.unreported;
   if (judging.summary != nullptr && summary.request_steps == 0)
     judged.left_out.emplace_back("no request was scheduled");
   if (options.rules == AuditedRules::memory)
@@ -121,6 +124,7 @@ void add_case(const Judged& judged, FuzzReport& report) {
   report.bytes_checked += outcome.bytes_checked;
   report.tally += outcome.tally;
   add_hash(report.state_hash, judged.seed, outcome.state_hash);
+  if (judged.lacks_backend) report.without_backend.push_back(judged.seed);
   if (outcome.kind == OutcomeKind::agreed) {
     ++report.agreed;
     for (const std::string& sentence : judged.left_out)
@@ -280,6 +284,10 @@ std::vector<std::string_view> FuzzReport::missing_classes() const {
 std::vector<std::string> FuzzReport::not_checked() const {
   std::vector<std::string> lines;
   if (backend == "none") lines.emplace_back("memory: no backend, decisions only");
+  if (!without_backend.empty())
+    lines.push_back(fmt::format("memory of {} that ran without the backend, first with seed {}",
+                                counted(std::ssize(without_backend), "case"),
+                                without_backend.front()));
   if (refused > 0) lines.push_back(fmt::format("refused cases: {}", refused));
   for (const auto& [sentence, of] : left_out)
     lines.push_back(fmt::format("{}: {}, first with seed {}", sentence, counted(of.cases, "case"),
@@ -387,6 +395,8 @@ Result<FuzzReport> merge_fuzz_reports(std::span<const FuzzReport> parts) {
     for (const auto& [reason, of_part] : part.refusals) whole.refusals[reason].add(of_part);
     for (const auto& [sentence, of_part] : part.left_out) whole.left_out[sentence].add(of_part);
     whole.failures.insert(whole.failures.end(), part.failures.begin(), part.failures.end());
+    whole.without_backend.insert(whole.without_backend.end(), part.without_backend.begin(),
+                                 part.without_backend.end());
     whole.state_hash.low += part.state_hash.low;
     whole.state_hash.high += part.state_hash.high;
     // `whole.refused` already includes this part, so equality means that it is the first with a
@@ -398,6 +408,7 @@ Result<FuzzReport> merge_fuzz_reports(std::span<const FuzzReport> parts) {
     }
   }
   std::ranges::sort(whole.failures, {}, &FuzzFailure::seed);
+  std::ranges::sort(whole.without_backend);
   return whole;
 }
 
@@ -497,6 +508,7 @@ void fields(Io& io, FieldsOf<Io, FuzzReport>& report) {
   io.required("known", report.known, form::ById<>{});
   io.defaulted("refusals", report.refusals, form::ById<>{});
   io.optional("left_out", report.left_out, form::ById<>{});
+  io.optional("without_backend", report.without_backend, form::Each<form::Unsigned>{});
   io.required("failures", report.failures);
   if constexpr (!Io::kReads) write_buckets(io.out.key("buckets"), report);
   if (Io::kReads || report.guided) io.defaulted("corpus", report.corpus, form::Each<GenesText>{});

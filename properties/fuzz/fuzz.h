@@ -131,6 +131,9 @@ struct FuzzReport {
   std::map<std::string, KnownCases> refusals;  // by reason, numbers replaced
   // What agreeing cases did not check: with a user's kernels, the lines of RunSummary::not_checked.
   std::map<std::string, KnownCases> left_out;
+  // Seeds of judged cases that ran without the backend, ascending: the backend does not apply to
+  // them. Empty if there is no backend, and in reports of older releases.
+  std::vector<std::uint64_t> without_backend;
   std::vector<FuzzFailure> failures;  // ascending by seed
   StateHash state_hash;               // sum over all cases, so their order does not matter
   std::vector<CaseGenes> corpus{};    // the minimal corpus of a guided run; merged: the union

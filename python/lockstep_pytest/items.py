@@ -368,7 +368,8 @@ class SeedItem(LockstepItem):
         return self.runs.failure_of(self.seed)
 
     def lockstep_judged(self) -> list[dict[str, Any]]:
-        backend = "" if self.settings.decisions else self.settings.backend
+        without = self.settings.decisions or self.seed in self.runs.without_backend
+        backend = "" if without else self.settings.backend
         return [judged(1, "seed", self.settings.decided_by, self.settings.checks(backend))]
 
 
@@ -380,6 +381,7 @@ class SeedRuns:
         self._chosen: set[int] = set()
         self._failures: dict[int, dict[str, Any] | None] = {}
         self._refused: dict[int, str] = {}  # the reasons
+        self.without_backend: set[int] = set()  # judged, but not on the backend
 
     def choose(self, seeds: Iterator[int]) -> None:
         """The seeds of the tests that are left after selection."""
@@ -404,6 +406,7 @@ class SeedRuns:
             return
         self._failures |= dict.fromkeys(range(seed, seed + count))
         self._failures |= {failure["seed"]: failure for failure in said.json["failures"]}
+        self.without_backend |= set(said.json.get("without_backend", []))
         for reason, cases in said.json["refusals"].items():
             self._refused |= dict.fromkeys(cases["seeds"], reason)
 

@@ -215,8 +215,10 @@ class EngineReporter final : public StepReporter {
   // refusal.
   Result<RecordingHeader> open() {
     std::string refused;
-    ask(open_message(header_), [&](JsonObject& reply) { refused = read_opened(reply, header_); });
-    if (!refused.empty()) return lockstep::fail("{}: {}", engine_->hello().engine.text(), refused);
+    const bool replied = ask(open_message(header_),
+                             [&](JsonObject& reply) { refused = read_opened(reply, header_); });
+    if (replied && !refused.empty())
+      return lockstep::fail("{}: {}", engine_->hello().engine.text(), refused);
     return header_;
   }
   // Sets the connector that answers the engine's queries.
@@ -226,8 +228,9 @@ class EngineReporter final : public StepReporter {
     for (const std::string_view feature : features_of(request))
       if (!engine_->hello().can(feature)) return lockstep::fail(lacks(engine_->hello(), feature));
     std::string refused;
-    ask(add_message(request), [&](JsonObject& reply) { refused = read_refusal(reply); });
-    if (!refused.empty()) return lockstep::fail(std::move(refused));
+    const bool replied =
+        ask(add_message(request), [&](JsonObject& reply) { refused = read_refusal(reply); });
+    if (replied && !refused.empty()) return lockstep::fail(std::move(refused));
     return {};
   }
   void abort_request(const std::string& name) override {

@@ -193,6 +193,14 @@ TEST(Decisions, TheInterpreterIsTheOptionsElseTheEnvironmentsElseTheVariables) {
             "exist; give the interpreter of an environment with --engine-python\n");
 }
 
+TEST(Decisions, ARefusalWithOtherKeysIsAWrongReply) {
+  const std::string both = R"( | sed -u 's/^{"opened".*/{"refused":"no","opened":{}}/')";
+  const Outcome found = run_lockstep({"fuzz", "--runs", "4", "--decisions", kEngine + both});
+  EXPECT_EQ(found.status, 1) << found.out << found.err;
+  EXPECT_NE(found.out.find("engine.reply"), std::string::npos) << found.out;
+  EXPECT_NE(found.out.find("opened"), std::string::npos) << found.out;
+}
+
 // Whatever this machine has installed: the sources import a package that does not exist.
 TEST(Decisions, AMissingPackageIsOneSentenceWithTheCommandThatFixesIt) {
   const std::string folder = temporary_path("sources");

@@ -182,11 +182,15 @@ TEST(Findings, SeveralEnginesAreATableAndWhatNoneShowsIsAgreed) {
 }
 
 TEST(Findings, WithoutAnEngineTheCasesAreListedAndWhatIsNotThereIsRefused) {
-  const Outcome list = run_lockstep({"findings", "7"});
+  const std::string path = fresh_path("list.json");
+  const Outcome list = run_lockstep({"findings", "7", "--json", path});
   EXPECT_EQ(list.status, 0);
   EXPECT_EQ(list.out,
             " 7  A loaded request waits for one that does not fit\n"
             "      vllm_0_22_1_loaded_behind_large.jsonl\n");
+  const auto listed = nlohmann::json::parse(read_text(path)).at("findings").at(0);
+  EXPECT_EQ(listed.at("number"), 7);
+  EXPECT_EQ(listed.at("cases").at(0), "vllm_0_22_1_loaded_behind_large.jsonl");
   EXPECT_EQ(run_lockstep({"findings", "99"}).status, 2);
   const Outcome folder =
       run_lockstep({"findings", "7", "--engine", kModel, "--cases", "/no/such/folder"});

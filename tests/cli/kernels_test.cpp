@@ -231,6 +231,14 @@ TEST_P(RefusedKernels, AreOneSentence) {
   EXPECT_EQ(std::ranges::count(found.err, '\n'), 1) << found.err;
 }
 
+// The case of seed 103 runs without a backend: it agrees whatever the class is.
+TEST_P(RefusedKernels, AreRefusedByFuzzThoughSomeCasesNeedNoBackend) {
+  const Outcome found =
+      run_lockstep({"fuzz", "--seed", "102", "--runs", "3", "--kernels", plain(GetParam().name)});
+  EXPECT_EQ(found.status, 2) << found.out;
+  EXPECT_EQ(found.out.find("Verdict"), std::string::npos) << found.out;
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Each, RefusedKernels,
     testing::Values(Refusal{"NotThere", "has no class NotThere"},

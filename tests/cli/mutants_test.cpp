@@ -21,6 +21,9 @@ TEST(Mutants, ListsWhatThereIsAndWhatEachStandsFor) {
   ASSERT_EQ(listed.size(), 1u);
   EXPECT_EQ(listed[0].at("source"), "vllm 37236");
   EXPECT_FALSE(listed[0].at("caught_by").empty());
+  const std::string page = temporary_path("page.md"), all = temporary_path("all.json");
+  EXPECT_EQ(run_lockstep({"mutants", "--markdown", page, "--json", all}).status, 0);
+  EXPECT_GT(Json::parse(read_text(all)).at("mutants").size(), 100u);
 }
 
 TEST(Mutants, FindsADefectAndLeavesACaseThatReplaysIt) {

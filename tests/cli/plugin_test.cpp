@@ -3,6 +3,7 @@
 // is the code that runs here.
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "tests/cli/command.h"
@@ -107,6 +108,39 @@ INSTANTIATE_TEST_SUITE_P(
                     Fault{"faulty_refuses_layers", "refuses these layers: only 1 of"}),
     [](const auto& fault) { return std::string(fault.param.plugin); });
 
+// The case of seed 103 runs without a backend: it agrees whatever the plugin is.
+Outcome fuzz_with(const std::string& plugin) {
+  return run_lockstep({"fuzz", "--seed", "102", "--runs", "3", "--backend", plugin_path(plugin)});
+}
+
+TEST_P(FaultyPlugin, IsRefusedByFuzzThoughSomeCasesNeedNoBackend) {
+  const Outcome outcome = fuzz_with(GetParam().plugin);
+  EXPECT_EQ(outcome.status, 2) << outcome.out;
+  EXPECT_NE(outcome.err.find(GetParam().says), std::string::npos) << outcome.err;
+  EXPECT_EQ(outcome.out.find("Verdict"), std::string::npos) << outcome.out;
+}
+
+TEST(Plugin, OnAGpuNeedsOneInFuzzToo) {
+  if (std::filesystem::exists("/dev/nvidiactl")) GTEST_SKIP() << "a GPU is here";
+  const Outcome outcome = fuzz_with("faulty_on_gpu");
+  EXPECT_EQ(outcome.status, 2) << outcome.out;
+  EXPECT_NE(outcome.err.find("its kernels run on a GPU; no GPU"), std::string::npos) << outcome.err;
+}
+
+TEST(Plugin, IsNotCheckedByACaseWithoutABackendWhichTheReportLists) {
+  const std::string path = temporary_path("fuzz.json");
+  const Outcome outcome = run_lockstep({"fuzz", "--seed", "102", "--runs", "3", "--backend",
+                                        plugin_path("plain_plugin"), "--json", path});
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  const char* says = "memory of 1 case that ran without the backend, first with seed 103";
+  EXPECT_NE(outcome.out.find(says), std::string::npos) << outcome.out;
+  const auto json = nlohmann::json::parse(read_text(path));
+  EXPECT_EQ(json.at("without_backend"), nlohmann::json({103}));
+  const std::string merged = temporary_path("merged.json");
+  EXPECT_EQ(run_lockstep({"fuzz", "--merge", path, "--json", merged}).status, 0);
+  EXPECT_EQ(read_text(merged), read_text(path));
+}
+
 TEST(Plugin, ThatIsNoSharedLibraryIsRefused) {
   const Outcome outcome = run_lockstep({"replay", kSample, "--backend", kSample});
   EXPECT_EQ(outcome.status, 2);
@@ -117,6 +151,7 @@ TEST(Plugin, ThatFailsInARunIsAFindingWithItsReason) {
   for (const auto& [plugin, says] :
        {std::pair{"faulty_fails_later", "write of layer 0: it returned 7: the rows are on holiday"},
         std::pair{"faulty_fails_silently", "it returned 7: (it does not say why)"},
+        std::pair{"faulty_changes_table", "attend of layer 0: it changed the block table"},
         std::pair{"throwing_plugin", "exception: write of layer 0: it threw row "},
         std::pair{"number_throwing_plugin", "it threw another type than std::exception"}}) {
     const Outcome outcome = replay_with(plugin);

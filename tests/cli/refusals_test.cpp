@@ -268,6 +268,24 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"ABackendWithoutTheModelsRows",
                 {"layout", "--model", "llama-3.1-8b", "--backend", "flashmla"},
                 "non-MLA not supported"},
+        Refusal{"AHiddenSizeOfNoHiddenStates",
+                {"layout", "--model", "gemma-3-27b", "--hidden-size", "5"},
+                "--hidden-size requires --hidden-states"},
+        Refusal{"ADtypeOfNoStates",
+                {"layout", "--model", "gemma-3-27b", "--ssm-dtype", "fp32"},
+                "--ssm-dtype needs a --model with states; gemma-3-27b has none"},
+        Refusal{"AModeOfNoStates",
+                {"layout", "--model", "gemma-3-27b", "--mamba-cache-mode", "align"},
+                "--mamba-cache-mode needs a --model with states"},
+        Refusal{"AChunkOfNoStates",
+                {"layout", "--model", "gemma-3-27b", "--mamba-block-size", "8"},
+                "--mamba-block-size"},
+        Refusal{"BlocksAndMemory",
+                {"layout", "--model", "gemma-3-27b", "--num-blocks", "7000", "--memory", "40GiB"},
+                "excludes --"},
+        Refusal{"AnInterpreterThatIsNotThere",
+                {"fuzz", "--runs", "1", "--backend", "none", "--engine-python", "/no/python"},
+                "--engine-python: /no/python does not exist"},
         Refusal{"CasesWithoutAnEngine", {"findings", "--cases", "/nonexist"}, "--engine"},
         Refusal{"APromptOfNoTokens", {"capacity", "--prompt-tokens", "0"}, "--prompt-tokens"},
         Refusal{"NoGeneratedCase", {"relations", "--runs", "0"}, "--runs"},
@@ -390,6 +408,12 @@ TEST(Help, ShowsNoTypesOfAProgram) {
   EXPECT_NE(layout.out.find("--num-blocks N"), std::string::npos) << layout.out;
   const Outcome replay = run_lockstep({"replay", "--help"});
   EXPECT_NE(replay.out.find("--policy fcfs|priority"), std::string::npos) << replay.out;
+  for (const char* text : {"running requests (the trace's hint, else 256)",
+                           "tokens per step (the trace's hint, else 8192)", "\nKV connector:"})
+    EXPECT_NE(replay.out.find(text), std::string::npos) << text << replay.out;
+  const Outcome pair = run_lockstep({"pair", "--help"});
+  EXPECT_NE(pair.out.find("engine profile to simulate (vllm-0.22.1)"), std::string::npos)
+      << pair.out;
   const Outcome refused = run_lockstep({"layout", "--model", "llama-3.1-8b", "--num-blocks", "0"});
   EXPECT_NE(refused.err.find("not in range 1 to 2147483648"), std::string::npos) << refused.err;
 }

@@ -1,6 +1,7 @@
 // `lockstep relations` from the outside.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "tests/cli/command.h"
@@ -11,10 +12,14 @@ namespace {
 using Json = nlohmann::json;
 
 TEST(RelationsCommand, ListsWhatEachOneSays) {
-  const Outcome outcome = run_lockstep({"relations", "--list"});
+  const std::string path = temporary_path("list.json");
+  const Outcome outcome = run_lockstep({"relations", "--list", "--json", path});
   EXPECT_EQ(outcome.status, 0);
   for (const char* text : {"batch mates", "shuffled blocks", "no packing", "context ranks"})
     EXPECT_NE(outcome.out.find(text), std::string::npos) << text;
+  const Json listed = Json::parse(read_text(path)).at("relations");
+  EXPECT_EQ(std::ssize(listed), std::ranges::count(outcome.out, '\n'));
+  EXPECT_NE(outcome.out.find(listed[0].at("says").get<std::string>()), std::string::npos);
 }
 
 TEST(RelationsCommand, HoldsThemOverGeneratedCasesAndCountsWhatItCompared) {

@@ -170,7 +170,8 @@ TEST(Worker, OfManyFilesIsATableOfFolders) {
   const Outcome found = run_lockstep({"worker", kWorker, kRecordings + "/full_attention",
                                       kRecordings + "/full_and_chunked_local", "--files", "2",
                                       "--json", json, "--save-facts", facts});
-  EXPECT_EQ(found.status, 0) << found.out << found.err;
+  EXPECT_EQ(found.status, 2) << found.out << found.err;  // the worker refuses chunks
+  EXPECT_NE(found.err.find("2 of 4 files refused"), std::string::npos) << found.err;
   EXPECT_EQ(run_lockstep({"audit", facts + "/full_attention-0001.jsonl"}).status, 0);
   EXPECT_NE(found.out.find("layers of kind chunked_local"), std::string::npos) << found.out;
   EXPECT_NE(read_text(json).find("\"family\": \"full_attention\""), std::string::npos);

@@ -88,6 +88,31 @@ class OutsideProject(support.InFolder):
         compiled = {path.name for path in build.rglob("*.o")}
         self.assertLessEqual(len(compiled), 4, compiled)
 
+    def test_files_may_be_in_the_source_folder_and_names_may_have_slashes(self) -> None:
+        plugin = support.BUILD / "plugins" / "plain_plugin.so"
+        if not plugin.is_file():
+            self.skipTest("tests/plugins are not built")
+        data = self.project / "data"
+        data.mkdir()
+        shutil.copy(plugin, data)
+        shutil.copy(support.SAMPLES / "recordings/vllm-0.33.0/mla/0014.jsonl", data)
+        (self.project / "CMakeLists.txt").write_text(
+            "cmake_minimum_required(VERSION 3.22)\n"
+            "project(tests NONE)\n"
+            "enable_testing()\n"
+            f"include({support.ROOT}/cmake/lockstepTesting.cmake)\n"
+            "lockstep_add_audit_test(audits/one data/0014.jsonl)\n"
+            "lockstep_add_audit_test(audits/folder data)\n"
+            "lockstep_add_replay_test(a/b shared_prefixes.jsonl BACKEND data/plain_plugin.so\n"
+            "  ARGS --limit 2)\n"
+            "lockstep_add_fuzz_test(typo SEEDS 102:105 BACKEND data/typo.so)\n"
+        )
+        command = os.path.relpath(support.LOCKSTEP, self.folder)
+        support.run(CMAKE, "-S", self.project, "-B", "build", f"-DLOCKSTEP_COMMAND={command}",
+                    cwd=self.folder)  # fmt: skip
+        tests = dict.fromkeys(("audits/one", "audits/folder", "a/b"), True)
+        self.assertEqual(self.outcomes(self.folder / "build"), tests | {"typo": False})
+
     def test_a_wrong_argument_is_refused(self) -> None:
         prefix = self.install()
         lists = self.project / "CMakeLists.txt"

@@ -281,8 +281,21 @@ def test_each_layout_is_a_test_of_kernels_and_a_defect_is_found(session) -> None
 def test_a_backend_that_cannot_be_loaded_is_one_failure(session, pytester) -> None:
     pytester.path.joinpath("text.so").write_text("no library")
     for backend in ("nowhere.so", "text.so"):
-        result = session("--lockstep-layouts", "0:2", f"--lockstep-backend={backend}")
-        result.assert_outcomes(failed=1, skipped=1)
+        for tests in ("--lockstep-layouts", "--lockstep-seeds"):
+            result = session(tests, "0:2", f"--lockstep-backend=./{backend}")
+            result.assert_outcomes(failed=1, skipped=1)
+
+
+@pytest.mark.skipif(
+    not (PLUGINS / "plain_plugin.so").is_file(), reason="tests/plugins are not built"
+)
+def test_a_seed_that_runs_without_the_backend_is_not_judged_by_its_pages(session) -> None:
+    result = session("--lockstep-seeds", "103:105", f"--lockstep-backend={PLUGINS}/plain_plugin.so")
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(
+        ["lockstep: 1 seed decided by the model, judged by audit and invariants; 1 seed decided by "
+         "the model, judged by pages on *plain_plugin.so, audit and invariants; 0 failures"]
+    )  # fmt: skip
 
 
 def test_the_ini_file_says_it_as_well(session, pytester) -> None:

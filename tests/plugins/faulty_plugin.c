@@ -28,6 +28,13 @@ static int write_nothing(void* self, const lockstep_call* call) {
 #endif
 }
 
+#ifdef CHANGES_TABLE
+static int change_table(void* self, const lockstep_call* call) {
+  ((int32_t*)call->block_table.data)[0] += 1;
+  return self != &self_of_run;
+}
+#endif
+
 #ifdef DECLINES_SILENTLY
 static const char* decline_all(void* self, const lockstep_layer* layer) {
   (void)self, (void)layer;
@@ -58,6 +65,13 @@ const lockstep_plugin* lockstep_plugin_open(void) {
 #endif
 #ifdef DECLINES_SILENTLY
   plugin.declines = decline_all;
+#endif
+#ifdef CHANGES_TABLE
+  plugin.write = NULL;
+  plugin.attend = change_table;
+#endif
+#ifdef ON_GPU
+  plugin.on_gpu = 1;
 #endif
 #ifdef FAILS_SILENTLY
   plugin.error_text = NULL;

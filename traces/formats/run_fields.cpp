@@ -24,7 +24,7 @@ constexpr std::int64_t kNanosecondsMax = 1'000'000'000'000;
 // Groups of the help, in the order in which it prints them.
 constexpr std::string_view kCache = "Cache";
 constexpr std::string_view kEngine = "Engine";
-constexpr std::string_view kConnector = "KV connector (vllm-0.22.1)";
+constexpr std::string_view kConnector = "KV connector";
 constexpr std::string_view kRanks = "Ranks";
 constexpr std::string_view kRun = "Run";
 
@@ -121,13 +121,13 @@ constexpr RunField kFields[] = {
         Shrinks::never)),
     engine_row<&EngineConfig::policy>(
         option("policy", kEngine, "--policy", "scheduling policy (fcfs)", kByRecordings)),
-    engine_row<&EngineConfig::max_num_seqs>(
-        shrunk(option("max_num_seqs", kEngine, "--max-num-seqs", "running requests (256)",
-                      kByRecordings, 1, kTokenOptionMax),
-               Shrinks::limit)),
+    engine_row<&EngineConfig::max_num_seqs>(shrunk(
+        option("max_num_seqs", kEngine, "--max-num-seqs",
+               "running requests (the trace's hint, else 256)", kByRecordings, 1, kTokenOptionMax),
+        Shrinks::limit)),
     engine_row<&EngineConfig::max_num_batched_tokens>(
         shrunk(option("max_num_batched_tokens", kEngine, "--max-num-batched-tokens",
-                      "tokens per step (8192)", kByRecordings, 1),
+                      "tokens per step (the trace's hint, else 8192)", kByRecordings, 1),
                Shrinks::limit)),
     engine_row<&EngineConfig::max_model_len>(
         shrunk(option("max_model_len", kEngine, "--max-model-len",
