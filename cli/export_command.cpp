@@ -64,6 +64,7 @@ Result<Trace> requests_of(const Recording& recording, const std::string& file) {
 // takes the recording's requests.
 Result<Exported> read_requests(const ExportCommand& command) {
   LS_ASSIGN_OR_RETURN(const FileFormat format, detect_format(command.file));
+  LS_RETURN_IF_ERROR(check_import(command.file, format, command.import));
   if (format == FileFormat::saved_case) {
     LS_ASSIGN_OR_RETURN(auto saved, read_saved_case(command.file));
     // Its requests are inside the recording; the trace of such a case is empty.

@@ -9,13 +9,14 @@
 #include <utility>
 
 #include "reference/plan/capacity.h"
+#include "reference/plan/limits.h"
 #include "reference/profiles/releases.h"
 #include "traces/formats/run_spec.h"
 
 namespace lockstep {
 namespace {
 
-constexpr std::int64_t kTokensMax = std::int64_t{1} << 31;
+constexpr std::int64_t kLongestMax = std::int64_t{1} << 31;
 constexpr std::int64_t kRanksMax = 4096;
 
 // A word that `from_name` accepts, or an error message that lists the accepted words.
@@ -38,12 +39,29 @@ Result<void> set_kv_dtype(std::string_view text, PlanOptions& options) {
   return {};
 }
 
+// Options with which the engine does not start (config/vllm.py, validate_mamba_block_size() and
+// since 0.33.0 _reject_mismatched_float_kv_cache()).
+Result<void> check_start(const LayoutArguments& a, const ModelSpec& model, const PlanOptions& o) {
+  LS_RETURN_IF_ERROR(check_step(o.max_num_batched_tokens, o.max_num_seqs.value_or(0)));
+  if (o.mamba_block_size && o.mamba_cache_mode == MambaCacheMode::none &&
+      *o.mamba_block_size != o.max_model_len)
+    return fail(
+        "--mamba-block-size {}: only with prefix caching of states; choose --mamba-cache-mode",
+        *o.mamba_block_size);
+  const bool is_float = o.kv_dtype == DType::bf16 || o.kv_dtype == DType::fp16;
+  if (a.kv_dtype != "auto" && is_float && o.kv_quant_mode == KVQuantMode::none &&
+      o.overlays_groups && o.kv_dtype != model.dtype)
+    return fail("--kv-dtype {}: the model is served in {}; choose that, auto or a quantized format",
+                a.kv_dtype, name_of(model.dtype));
+  return {};
+}
+
 }  // namespace
 
 void add_layout_options(CLI::App& command, LayoutArguments& a) {
   // Limits far above any deployment: they keep products of ranks, layers and tokens within 64 bits.
   const auto ranks = CLI::Range(std::int64_t{1}, kRanksMax);
-  const auto tokens = CLI::Range(std::int64_t{1}, kTokensMax);
+  const auto tokens = CLI::Range(std::int64_t{1}, kLongestMax);
   command.add_option("--tp", a.plan.tp, "tensor parallel ranks")->check(ranks);
   command.add_option("--pp", a.plan.pp, "pipeline stages")->check(ranks);
   command.add_option("--dcp", a.plan.dcp, "decode context parallel ranks")->check(ranks);
@@ -171,6 +189,11 @@ Result<PlanOptions> plan_options(const LayoutArguments& a, const ModelSpec& mode
   LS_ASSIGN_OR_RETURN(const bool placed, is_placed(a));
   o.has_drafter = placed && o.num_spec > 0;
   o.overlays_groups = placed;
+  EngineConfig served;
+  served.engine = find_release(a.engine)->name;
+  served.num_spec_tokens = static_cast<std::int32_t>(o.num_spec);
+  if (o.num_spec > 0) served.spec_method = SpecMethod::eagle;
+  o.async_scheduling = plans_async(served);
   // A request of a model's full million tokens would not fit most memories, and the plan would be
   // refused.
   if (o.max_model_len == 0) o.max_model_len = std::min<std::int64_t>(model.max_model_len, 32768);
@@ -194,6 +217,7 @@ Result<PlanOptions> plan_options(const LayoutArguments& a, const ModelSpec& mode
   LS_ASSIGN_OR_RETURN(o.mamba_cache_mode,
                       parse_word<MambaCacheMode>("--mamba-cache-mode", a.mamba_cache_mode,
                                                  from_name<MambaCacheMode>, "none, align, all"));
+  LS_RETURN_IF_ERROR(check_start(a, model, o));
   if (!a.backend.empty()) {
     LS_ASSIGN_OR_RETURN(
         o.backend,

@@ -86,10 +86,12 @@ Result<HostPool> host_pool_of(const KVCacheGroupSpec& group, const PlacementOpti
   return pool;
 }
 
-// What a request of the longest length is bounded by: the tokens in flight of all stages.
+// What a request of the longest length is bounded by: the tokens in flight (config/vllm.py,
+// max_in_flight_tokens, with model runner V2).
 PlanOptions request_options(const PlacementOptions& options) {
   PlanOptions request = options;
-  request.max_num_batched_tokens *= options.pp;
+  request.max_num_batched_tokens *= options.pp + (options.async_scheduling ? 1 : 0);
+  request.async_scheduling = false;  // counted
   request.max_num_encoder_input_tokens = options.max_num_batched_tokens;
   request.pcp = 1;
   return request;

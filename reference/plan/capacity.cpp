@@ -26,6 +26,10 @@ std::int64_t max_state_blocks(const KVCacheSpec& spec, const PlanOptions& option
   return 1 + spec.num_speculative_blocks;
 }
 
+std::int64_t tokens_in_flight(const PlanOptions& options) {
+  return options.max_num_batched_tokens * (options.async_scheduling ? options.pp + 1 : 1);
+}
+
 }  // namespace
 
 std::int64_t max_blocks_per_request(const KVCacheSpec& spec, const PlanOptions& options) {
@@ -41,12 +45,12 @@ std::int64_t max_blocks_per_request(const KVCacheSpec& spec, const PlanOptions& 
       // The window before a chunk, and the chunk; one block more, since the window may start inside
       // one.
       return cdiv(std::min(spec.sliding_window - 1 + spec.extra_retained_tokens +
-                               options.max_num_batched_tokens,
+                               tokens_in_flight(options),
                            length),
                   spec.block_size) +
              1;
     case Keeps::chunk:
-      return cdiv(std::min(spec.attention_chunk_size + options.max_num_batched_tokens, length),
+      return cdiv(std::min(spec.attention_chunk_size + tokens_in_flight(options), length),
                   spec.block_size);
     case Keeps::states:
       return max_state_blocks(spec, options);
@@ -85,7 +89,7 @@ PlanOptions plan_options_of(const EngineConfig& engine) {
 std::int64_t planned_blocks_of_request(const EngineConfig& engine,
                                        std::span<const KVCacheGroupSpec> groups) {
   PlanOptions options = plan_options_of(engine);
-  if (engine.async_scheduling) options.max_num_batched_tokens *= 2;
+  options.async_scheduling = engine.async_scheduling;
   std::int64_t blocks = 0;
   for (const KVCacheGroupSpec& group : groups)
     if (!is_page_source(group)) blocks += max_blocks_per_request(group, options);

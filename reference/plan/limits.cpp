@@ -84,6 +84,14 @@ bool page_fits(const KVCacheSpec& spec, std::int64_t bytes_max) {
   return product_fits({4 * kItemBytesMax, rows, spec.num_kv_heads, row}, bytes_max);
 }
 
+Result<void> check_step(std::int64_t max_num_batched_tokens, std::int64_t max_num_seqs) {
+  if (max_num_batched_tokens >= max_num_seqs) return {};
+  return fail(
+      "--max-num-batched-tokens {} is less than --max-num-seqs {}: a step could not schedule one "
+      "token per running request",
+      max_num_batched_tokens, max_num_seqs);
+}
+
 Result<void> check_limits(const EngineConfig& config) {
   const Count counts[] = {
       {"max_num_seqs", config.max_num_seqs, 1},

@@ -28,6 +28,9 @@ Result<void> check_limits(const EngineConfig& config);
 Result<void> check_limits(const EngineConfig& config, std::span<const KVCacheGroupSpec> groups,
                           std::int64_t num_blocks);
 
+// Refused, as by every engine: a step that could not schedule one token per running request.
+Result<void> check_step(std::int64_t max_num_batched_tokens, std::int64_t max_num_seqs);
+
 // Whether a page of at most `bytes_max` surely holds a block of the layer, or one token where its
 // block size is still open.
 bool page_fits(const KVCacheSpec& spec, std::int64_t bytes_max);

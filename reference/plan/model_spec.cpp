@@ -11,6 +11,7 @@
 #include "reference/plan/page_size.h"
 #include "reference/plan/planner.h"
 #include "reference/plan/rank_plan.h"
+#include "reference/profiles/engine_profile.h"
 
 namespace lockstep {
 namespace {
@@ -223,7 +224,13 @@ Result<void> take_model(const ModelSpec& model, PlanOptions& options) {
     return fail("--kv-dtype: no backend keeps latent rows (kv_lora_rank) in {}; use bf16 or fp8",
                 options.kv_quant_mode == KVQuantMode::none ? name_of(options.kv_dtype)
                                                            : name_of(options.kv_quant_mode));
-  // FLASH_ATTN_MLA, the first choice of platforms/cuda.py, has no fp8.
+  // FLASH_ATTN_MLA, the first choice of platforms/cuda.py, has no fp8. FLASHMLA reads blocks of 64;
+  // of the user's other blocks TRITON_MLA reads those of all tokens.
+  const bool is_sparse =
+      std::ranges::any_of(model.kinds, [](const LayerKind& kind) { return kind.index_topk > 0; });
+  if (options.backend == AttentionBackend::flash_attn && !is_sparse &&
+      options.block_size.value_or(64) % 64 != 0)
+    options.backend = AttentionBackend::triton_mla;
   if (options.backend != AttentionBackend::triton_mla) options.backend = AttentionBackend::flashmla;
   return {};
 }
@@ -373,6 +380,11 @@ ServingDefaults serving_defaults(const EngineConfig& engine) {
       .async_scheduling = !has_drafts || runs_async_with(engine.spec_method, defaults.async_drafts),
       .scheduler_reserve_full_isl = true,
       .prefix_cache_retention_interval = defaults.retention};
+}
+
+bool plans_async(const EngineConfig& engine) {
+  return engine_profile(engine.engine).admission_counts_batches_in_flight &&
+         serving_defaults(engine).async_scheduling;
 }
 
 MambaCacheMode served_cache_mode(const EngineConfig& engine, const ModelSpec& model) {

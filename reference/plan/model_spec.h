@@ -93,9 +93,9 @@ struct ModelSpec {
 // divide.
 Result<LayerSpecs> layer_specs(const ModelSpec& model, const PlanOptions& options);
 
-// Puts the model's figures into the options, and the backend that vLLM serves: latent rows in fp8
-// need FLASHMLA. Refused, as vLLM does: ranks, stages and formats that the model does not have.
-// REQUIRES: the format is chosen.
+// Puts the model's figures into the options, and the backend that vLLM serves latent rows in fp8
+// with: FLASHMLA, or TRITON_MLA for other blocks. Refused, as vLLM does: ranks, stages and formats
+// that the model does not have. REQUIRES: the format is chosen.
 Result<void> take_model(const ModelSpec& model, PlanOptions& options);
 
 // Refuses a named backend that cannot serve the model on a Hopper GPU, with the reason of vLLM
@@ -127,6 +127,10 @@ struct ServingDefaults {
 
 // `engine` says the release and the drafts.
 ServingDefaults serving_defaults(const EngineConfig& engine);
+
+// Whether the release, so served, plans windows for the batch that is scheduled while another one
+// is computed (PlanOptions::async_scheduling). REQUIRES: engine names a profile.
+bool plans_async(const EngineConfig& engine);
 
 // Where the states of `model` are kept for prefix hits; none: without prefix caching or states.
 MambaCacheMode served_cache_mode(const EngineConfig& engine, const ModelSpec& model);

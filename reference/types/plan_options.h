@@ -41,6 +41,8 @@ struct PlanOptions {
   std::int64_t num_hidden_layers = 0;  // the model's, which pp cuts; 0: up to the last cache
   std::int64_t max_model_len = 32768;
   std::int64_t max_num_batched_tokens = 8192;
+  // A further batch is scheduled while the stages compute, and windows keep its blocks too.
+  bool async_scheduling = false;
   std::int64_t max_num_encoder_input_tokens = 0;  // 0: max_num_batched_tokens
   std::int64_t default_block_size = 16;
   std::optional<std::int64_t> block_size = {};  // the user's; hybrids may need a longer one

@@ -76,6 +76,7 @@ Result<std::vector<ReleaseMemory>> memory_of_releases(const ModelSpec& model,
     memory.engine = name;
     engine.engine = name;
     PlanOptions options = given;
+    options.async_scheduling = plans_async(engine);
     // The default mode differs between releases, so it is chosen for each.
     if (!says_mode) options.mamba_cache_mode = served_cache_mode(engine, model);
     memory.states = options.mamba_cache_mode;

@@ -288,8 +288,9 @@ Result<void> plan_overlaid(const ModelSpec& model, const PlanOptions& options,
 
 template <class Options>
 std::string options_text(const Options& o) {
-  return fmt::format("tp {} pp {} dcp {} pcp {}, K/V {}, states in mode {}, {} drafts", o.tp, o.pp,
-                     o.dcp, o.pcp, format_of(o), name_of(o.mamba_cache_mode), o.num_spec);
+  return fmt::format("tp {} pp {} dcp {} pcp {}, K/V {}, states in mode {}, {} drafts{}", o.tp,
+                     o.pp, o.dcp, o.pcp, format_of(o), name_of(o.mamba_cache_mode), o.num_spec,
+                     o.async_scheduling ? ", async" : "");
 }
 
 void append_proof(const PlanReport& report, const PlanProof& proof, std::string& out) {

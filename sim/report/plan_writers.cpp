@@ -289,6 +289,7 @@ void write_options(JsonWriter& out, const TensorDetails& details) {
   out.string("mamba_cache_mode", name_of(o.mamba_cache_mode)).integer("num_spec", o.num_spec);
   out.integer("max_model_len", o.max_model_len);
   out.integer("max_num_batched_tokens", o.max_num_batched_tokens);
+  out.boolean("async_scheduling", o.async_scheduling);
   out.integer("attn_pack", o.attn_pack).integer("memory_bytes", o.memory_bytes);
   out.key("block_size").integer_or_null(o.block_size);
   out.key("num_gpu_blocks_override").integer_or_null(o.num_gpu_blocks_override);
@@ -383,6 +384,7 @@ void write_options(JsonWriter& out, const PlacementOptions& o) {
   out.string("kv_dtype", o.format).string("mamba_cache_mode", name_of(o.mamba_cache_mode));
   out.integer("num_spec", o.num_spec).integer("max_model_len", o.max_model_len);
   out.integer("max_num_batched_tokens", o.max_num_batched_tokens);
+  out.boolean("async_scheduling", o.async_scheduling);
   out.integer("memory_bytes", o.memory_bytes).key("block_size").integer_or_null(o.block_size);
   out.key("num_gpu_blocks_override").integer_or_null(o.num_gpu_blocks_override);
   out.boolean("disable_hybrid_kv_cache_manager", o.disable_hybrid_kv_cache_manager).end_object();

@@ -298,6 +298,7 @@ Result<KVCacheConfig> plan_model(RunSpec& run, const CacheWishes& wishes,
   options.pcp = engine.pcp;
   options.num_spec = engine.num_spec_tokens;
   options.overlays_groups = overlays_memory(run);
+  options.async_scheduling = options.overlays_groups && engine.async_scheduling;
   options.has_drafter = engine.spec_method == SpecMethod::eagle && overlays_memory(run);
   options.mtp_modules = model.mtp_modules;
   // Of several modules each reads a token further ahead than the one before it.

@@ -48,6 +48,7 @@ Result<void> keep(Result<T> parsed, std::shared_ptr<const T>& kept) {
 // Reads the file as its format. All formats that are not named here are request traces, this
 // project's or imported.
 Result<void> parse(const ReplayRequest& request, ReplayInput& input) {
+  LS_RETURN_IF_ERROR(check_import(request.file, input.format, request.import));
   switch (input.format) {
     case FileFormat::benchmark:
       LS_RETURN_IF_ERROR(keep(read_benchmark_file(request.file), input.benchmark));
@@ -87,12 +88,7 @@ void take_trace(std::shared_ptr<const Trace> trace, PreparedReplay& prepared) {
 // Refuses combinations with which the engine does not start. The messages name command line
 // options, because a recording's configuration has already started an engine.
 Result<void> check_engine(const EngineConfig& engine) {
-  if (engine.max_num_batched_tokens < engine.max_num_seqs) {
-    return fail(
-        "--max-num-batched-tokens {} is less than --max-num-seqs {}: a step could not schedule one "
-        "token per running request",
-        engine.max_num_batched_tokens, engine.max_num_seqs);
-  }
+  LS_RETURN_IF_ERROR(check_step(engine.max_num_batched_tokens, engine.max_num_seqs));
   if (!engine.enable_chunked_prefill && engine.max_num_batched_tokens < engine.max_model_len) {
     return fail(
         "--no-chunked-prefill with --max-num-batched-tokens {} below --max-model-len {}: the "

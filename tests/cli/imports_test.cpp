@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "tests/cli/command.h"
 
@@ -192,6 +193,21 @@ TEST(Imports, RequestsWithoutATimeArriveAtOnceOnRequest) {
   const std::string at_zero = mooncake_row(0, 20, "1, 2");
   EXPECT_EQ(state_hash(closed),
             state_hash(replayed({file_of("zero.jsonl", at_zero + at_zero)}, "block=16")));
+}
+
+TEST(Imports, AnOptionThatTheFormatDoesNotReadIsRefused) {
+  for (const auto& [file, import, name] : {
+           std::tuple{"foreign/weka.json", "zero=skip,block=512", "block has no effect on a file"},
+           std::tuple{"foreign/burstgpt.csv", "turns=added", "turns has no effect on a file"},
+           std::tuple{"foreign/dynamo.jsonl", "time=s", "Dynamo request trace; expected zero, "},
+           std::tuple{"shared_prefixes.jsonl", "torn=skip", "request trace; expected no --import"},
+           std::tuple{"recordings/vllm-0.22.1/preemption/0002.jsonl", "zero=skip",
+                      "engine recording; expected no --import"},
+       }) {
+    const Outcome refused = replayed({sample_path(file)}, import);
+    EXPECT_EQ(refused.status, 2) << file;
+    EXPECT_TRUE(says(refused, name)) << refused.err;
+  }
 }
 
 TEST(Imports, IdsUseAll64Bits) {

@@ -68,6 +68,9 @@ struct Options {
   std::int64_t max_model_len = 4096;
   MambaCacheMode states = MambaCacheMode::none;
   std::optional<AttentionBackend> backend = {};  // absent: the engine's choice
+  std::optional<std::int64_t> block_size = {};
+  std::int64_t max_num_batched_tokens = 8192;
+  bool async_scheduling = true;
 };
 
 // Blocks, tokens, tokens per block of each size; with stages their numbers of layers.
@@ -76,6 +79,9 @@ std::string plan_of(const std::string& config, const Options& given) {
   if (!model) return model.error().message;
   PlanOptions options;
   options.max_model_len = given.max_model_len;
+  options.max_num_batched_tokens = given.max_num_batched_tokens;
+  options.async_scheduling = given.async_scheduling;
+  options.block_size = given.block_size;
   options.mamba_cache_mode = given.states;
   options.overlays_groups = true;
   options.tp = given.tp;
@@ -117,6 +123,33 @@ TEST(ConfigOptions, LatentRowsInFp8AreThoseOfFlashMla) {
             "13961 blocks, 893504 tokens, blocks of 64");
   EXPECT_EQ(plan_of(kKimiLinear, {.kv_dtype = DType::fp8_e4m3}),
             "2774 blocks, 2272460 tokens, blocks of 3840 4096");
+}
+
+TEST(ConfigOptions, LatentRowsInFp8InOtherBlocksAreThoseOfTritonMla) {
+  EXPECT_EQ(plan_of(kKimiK2, {.kv_dtype = DType::fp8_e4m3, .block_size = 32}),
+            "38199 blocks, 1222368 tokens, blocks of 32");
+  EXPECT_EQ(plan_of(kKimiK2, {.kv_dtype = DType::fp8_e4m3, .block_size = 128}),
+            "9549 blocks, 1222272 tokens, blocks of 128");
+}
+
+// A batch is scheduled while the stages compute earlier ones.
+TEST(ConfigOptions, WindowsKeepTheBlocksOfTheBatchesInFlight) {
+  const std::string gpt_oss = config_of(
+      R"("architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "num_hidden_layers": 24,
+         "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "hidden_size": 2880,
+         "sliding_window": 128)");
+  EXPECT_EQ(plan_of(gpt_oss, {.max_model_len = 131072}),
+            "109226 blocks, 1551920 tokens, blocks of 16");
+  EXPECT_EQ(plan_of(gpt_oss, {.max_model_len = 131072, .async_scheduling = false}),
+            "109226 blocks, 1643116 tokens, blocks of 16");
+  EXPECT_EQ(plan_of(gpt_oss, {.pp = 2, .max_model_len = 131072}),
+            "218453 blocks, 2940646 tokens, blocks of 16, stages 12 12");
+  const std::string gemma2 = config_of(
+      R"("architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "num_hidden_layers": 42,
+         "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 256, "hidden_size": 3584,
+         "sliding_window": 4096)");
+  EXPECT_EQ(plan_of(gemma2, {.max_model_len = 8192, .max_num_batched_tokens = 2048}),
+            "15603 blocks, 124702 tokens, blocks of 16");
 }
 
 TEST(ConfigOptions, ACheckpointsFp8CacheHoldsForLatentRows) {
@@ -230,6 +263,10 @@ TEST(ConfigOptions, RanksThatTheEngineRefusesAreRefused) {
       R"("architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_hidden_layers": 28,
          "num_attention_heads": 16, "num_key_value_heads": 8, "hidden_size": 1024,
          "use_sliding_window": true, "sliding_window": 4096, "max_window_layers": 14)");
+  const std::string smolvlm = config_of(  // its text class alone can be cut
+      R"("architectures": ["SmolVLMForConditionalGeneration"], "model_type": "smolvlm",
+         "text_config": {"model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 8,
+         "hidden_size": 512})");
   const std::string bailing = config_of(
       R"("architectures": ["BailingMoeV2_5ForCausalLM"], "model_type": "bailing_hybrid",
          "group_norm_size": 4)");
@@ -242,6 +279,7 @@ TEST(ConfigOptions, RanksThatTheEngineRefusesAreRefused) {
            std::tuple{mamba, Options{.tp = 16}, "8 n_groups cannot be cut over tp 16"},
            std::tuple{bailing, Options{.tp = 8}, "4 norm groups (group_norm_size) cannot be cut"},
            std::tuple{mamba, Options{.pp = 2}, "no pipeline parallelism for this model"},
+           std::tuple{smolvlm, Options{.pp = 2}, "no pipeline parallelism for this model"},
            std::tuple{kDeepseekV32, Options{.tp = 8, .dcp = 2}, "needs a cache in fp8"},
            std::tuple{windowed, Options{}, "with windows in all layers or in none"},
        }) {

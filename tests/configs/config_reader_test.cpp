@@ -54,6 +54,25 @@ TEST(ConfigReader, Gemma4sFullLayersHaveTheirOwnHeads) {
   EXPECT_EQ(capacity_of(placed->stages.workers.front(), placed->options)->tokens, 626949);
 }
 
+// configuration_gemma4.py sets the last entry of the file's own list.
+TEST(ConfigReader, Gemma4sLastLayerIsFullInAListToo) {
+  const LayerSpecs layers = layers_of(R"({"architectures": ["Gemma4ForCausalLM"],
+      "model_type": "gemma4_text", "num_hidden_layers": 3, "layer_types": ["sliding_attention",
+      "full_attention", "sliding_attention"]})");
+  ASSERT_EQ(layers.size(), 3u);
+  EXPECT_EQ(layers[0].spec.kind, CacheKind::sliding_window);
+  EXPECT_EQ(layers[2].spec, layers[1].spec);
+}
+
+// Qwen2's layer, which it has, divides hidden_size (qwen2.py).
+TEST(ConfigReader, MiMoDoesNotReadHeadDim) {
+  EXPECT_EQ(layers_of(R"({"architectures": ["MiMoForCausalLM"], "model_type": "mimo",
+      "num_hidden_layers": 1, "num_attention_heads": 8, "hidden_size": 512, "head_dim": 128})")
+                .front()
+                .spec.head_size,
+            64);
+}
+
 // Case 03.
 TEST(ConfigReader, AListOfOnesMeansAttentionEverywhere) {
   const std::string head = R"({"architectures": ["MiniMaxM2ForCausalLM"], "model_type":

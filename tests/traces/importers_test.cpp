@@ -286,6 +286,9 @@ TEST(DetectFormat, AnUnknownFileIsRefusedWithTheFormatsThatAreKnown) {
                                        6))
                   .starts_with(unknown("\\x7fELF\\x00")));
   EXPECT_TRUE(refused("[1,2]\n").starts_with(unknown("[1,2]")));
+  EXPECT_EQ(refused("\x28\xb5\x2f\xfd\n"), "FILE: a zstd file; unpack it first: zstd -d FILE");
+  EXPECT_EQ(refused(std::string_view("\xff\xfe{\0\n", 5)),
+            "FILE: text in UTF-16; convert it to UTF-8 first: iconv -f UTF-16 -t UTF-8 FILE");
   EXPECT_EQ(refused("\x1f\x8b\x08\n"), "FILE: the gzip data ends early; expected a whole file");
   EXPECT_EQ(refused(""), "FILE: found an empty file; expected records");
   EXPECT_EQ(refusal(detect_format(::testing::TempDir()), ::testing::TempDir()),

@@ -448,8 +448,8 @@ void drop_bidirectional(ConfigReading& reading, bool reads_is_causal) {
 // causal decoder is read by its layer_types, which the assumptions state; any other unknown
 // architecture is refused, because its class may keep caches of its own.
 void read_layers(ConfigReading& reading, const std::string& name) {
+  const Architecture* outer = find_architecture(name);  // `name` may be what rule_of() changes
   const Architecture* rule = rule_of(reading, name);
-  const Architecture* outer = find_architecture(name);
   ModelSpec& model = reading.model();
   model.dtype = served_dtype(reading, outer != nullptr && outer->is_pooling);
   model.max_model_len = longest(reading);

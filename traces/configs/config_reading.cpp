@@ -277,6 +277,13 @@ std::string current_name(const std::string& type) {
   return type;
 }
 
+// A pattern that ends in "!" makes the last layer full, in a list of the file too (Gemma 4).
+bool ends_full(const ConfigClass* known) {
+  if (known == nullptr) return false;
+  const auto at = known->defaults.find("layer_types");
+  return at != known->defaults.end() && at->second.ends_with('!');
+}
+
 // The type for a letter of a class's pattern (config_classes.inc); empty: an unknown letter.
 std::string type_of(char letter) {
   constexpr auto kTypes =
@@ -394,6 +401,7 @@ const std::vector<std::string>& ConfigReading::layer_types() {
     for (const std::string_view key : kPeriods) text.has(key);  // redundant with the list
   if (types_->empty()) types_ = derived_types();
   for (std::string& type : *types_) type = current_name(type);
+  if (!types_->empty() && ends_full(text.config_class())) types_->back() = type_of('F');
   const auto count = static_cast<std::size_t>(text.number("num_hidden_layers", 0));
   if (!types_->empty() && types_->size() < count)
     text.refuse(
@@ -407,17 +415,16 @@ const std::vector<std::string>& ConfigReading::layer_types() {
 //   SSSF, sliding_window_pattern 6: SSSSSF SSSSSF ...
 //   FS, full_attention_interval 3: FSS FSS ...
 //
-// A pattern that ends in "!" makes the last layer full (Gemma 4). no_rope_layers turns
-// the pattern of Llama 4 into one type per layer. Qwen2's single F becomes a window from layer
-// max_window_layers on, if windows are switched on; Qwen2Moe's at even layers before that.
+// no_rope_layers turns the pattern of Llama 4 into one type per layer. Qwen2's single F becomes a
+// window from layer max_window_layers on, if windows are switched on; Qwen2Moe's at even layers
+// before that.
 std::vector<std::string> ConfigReading::derived_types() {
   const ConfigClass* known = text.config_class();
   if (known == nullptr) return {};
   const auto at = known->defaults.find("layer_types");
   if (at == known->defaults.end() || at->second == "?") return {};
   std::string pattern(at->second);
-  const bool last_is_full = pattern.back() == '!';
-  if (last_is_full) pattern.pop_back();
+  if (ends_full(known)) pattern.pop_back();
   if (pattern.size() > 1)
     for (const std::string_view key : kPeriods) {
       if (!text.has(key)) continue;
@@ -438,7 +445,6 @@ std::vector<std::string> ConfigReading::derived_types() {
       type = type_of(chunked[static_cast<std::size_t>(i)] != 0 ? 'C' : 'F');
     const bool is_window = text.type() == "qwen2_moe" ? i % 2 == 0 && i < behind : i >= behind;
     if (is_switched && window() > 0 && is_window) type = type_of('S');
-    if (last_is_full && i == count - 1) type = type_of('F');
     types.push_back(std::move(type));
   }
   return types;

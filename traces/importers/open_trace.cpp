@@ -32,7 +32,6 @@ Result<std::unique_ptr<TraceReader>> open_benchmark(const std::string& path, con
   return requests_of(std::move(file), path);
 }
 
-// Import options do not apply to Lockstep's own formats, which state everything.
 Result<std::unique_ptr<TraceReader>> open_own(const std::string& path, const ImportOptions&) {
   return open_request_trace(path);
 }
@@ -46,7 +45,11 @@ struct KnownFormat {
   bool (*is)(const Beginning& file);
   // null: the format has no requests with arrivals.
   OpenTrace* open = nullptr;
+  // The options of --import that a reader uses; Lockstep's own formats state everything.
+  std::string_view options = {};
 };
+
+constexpr std::string_view kOfEveryTool = "zero, arrival, torn";
 
 // The first row whose test succeeds wins. Own formats precede those of other tools, whose tests are
 // looser; Mooncake is last, because other formats have its keys too.
@@ -62,28 +65,31 @@ constexpr std::array kFormats = std::to_array<KnownFormat>({
     {FileFormat::layouts, "layout recording", "{\"layout_recording\":1,...}",
      [](const Beginning& file) { return file.has("layout_recording"); }},
     {FileFormat::azure, "Azure trace", "TIMESTAMP,ContextTokens,GeneratedTokens",
-     [](const Beginning& file) { return is_azure_header(file.line); }, open_azure},
+     [](const Beginning& file) { return is_azure_header(file.line); }, open_azure, kOfEveryTool},
     {FileFormat::burstgpt, "BurstGPT trace", "Timestamp,Request tokens,Response tokens,...",
-     [](const Beginning& file) { return is_burstgpt_header(file.line); }, open_burstgpt},
+     [](const Beginning& file) { return is_burstgpt_header(file.line); }, open_burstgpt,
+     kOfEveryTool},
     {FileFormat::weka, "Weka trace", "{\"id\":..,\"block_size\":..,\"requests\":[..],...}",
      [](const Beginning& file) { return file.has("requests") && file.has("block_size"); },
-     open_weka},
+     open_weka, kOfEveryTool},
     {FileFormat::bailian, "Bailian trace", "{\"chat_id\":..,\"parent_chat_id\":..,...}",
-     [](const Beginning& file) { return file.has("chat_id"); }, open_bailian},
+     [](const Beginning& file) { return file.has("chat_id"); }, open_bailian,
+     "block, zero, arrival, torn"},
     {FileFormat::llmservingsim, "LLMServingSim workload", "{\"input_toks\":..,...}",
      [](const Beginning& file) { return file.has("input_toks") || file.has("sub_requests"); },
-     open_llmservingsim},
+     open_llmservingsim, kOfEveryTool},
     {FileFormat::dynamo, "Dynamo request trace", "{\"schema\":\"dynamo.request.trace.v1\",...}",
      [](const Beginning& file) { return file.has("schema") && file.has("event_type"); },
-     open_dynamo},
+     open_dynamo, kOfEveryTool},
     {FileFormat::aiperf_manifest, "AIPerf manifest",
      "{\"num_sessions\":..,\"generation_params\":{..},...}",
-     [](const Beginning& file) { return file.has("generation_params"); }, open_aiperf_manifest},
+     [](const Beginning& file) { return file.has("generation_params"); }, open_aiperf_manifest,
+     kOfEveryTool},
     {FileFormat::mooncake, "Mooncake trace", "{\"timestamp\":..,\"hash_ids\":[..],...}",
      [](const Beginning& file) {
        return file.has("hash_ids") || file.has("input_length") || file.has("input_tokens");
      },
-     open_mooncake},
+     open_mooncake, "block, time, turns, zero, arrival, torn"},
 });
 
 // REQUIRES: every FileFormat has a row.
@@ -91,9 +97,19 @@ const KnownFormat& known(FileFormat format) {
   return *std::ranges::find(kFormats, format, &KnownFormat::format);
 }
 
+// What to do with a file that is not text of one byte per ASCII character, by its first bytes;
+// empty: nothing is known.
+std::string_view how_to_read(std::string_view line) {
+  if (line.starts_with("\x28\xb5\x2f\xfd")) return "a zstd file; unpack it first: zstd -d FILE";
+  if (line.starts_with("\xff\xfe") || line.starts_with("\xfe\xff"))
+    return "text in UTF-16; convert it to UTF-8 first: iconv -f UTF-16 -t UTF-8 FILE";
+  return {};
+}
+
 // Lists what the first line of each format shows. Step hashes have no requests but are easily
 // passed by mistake, so they get their own message.
 tl::unexpected<Error> unknown_format(const std::string& path, std::string_view line) {
+  if (const auto how = how_to_read(line); !how.empty()) return fail("{}: {}", path, how);
   if (StepHashesReader::is_header(line))
     return fail("{}: step hashes of a run; `lockstep same` compares two of them", path);
   std::string formats;
@@ -177,14 +193,14 @@ std::string_view name_of(FileFormat format) { return known(format).name; }
 
 Result<ImportOptions> import_options_from_text(std::string_view text) {
   ImportOptions options;
-  std::vector<std::string_view> seen;
   for (const std::string_view part : split_cells(text)) {
     const std::size_t equals = part.find('=');
     const std::string_view name = part.substr(0, equals);
     if (equals == part.npos)
       return fail("found \"{}\"; expected NAME=VALUE, as in block=16,time=s", part);
-    if (std::ranges::find(seen, name) != seen.end()) return fail("found {} twice", name);
-    seen.push_back(name);
+    if (std::ranges::find(options.given, name) != options.given.end())
+      return fail("found {} twice", name);
+    options.given.emplace_back(name);
     LS_RETURN_IF_ERROR(set_option(name, part.substr(equals + 1), options));
   }
   return options;
@@ -209,10 +225,21 @@ Result<FileFormat> detect_format(const std::string& path) {
     }
   }
   // A line that begins as an object is one: its error says more than a list of formats.
-  if (format == nullptr && (json.is_cut_off() || (!json.ok() && line.starts_with("{\""))))
+  if (format == nullptr && how_to_read(line).empty() &&
+      (json.is_cut_off() || (!json.ok() && line.starts_with("{\""))))
     return json.failure();
   if (format == nullptr) return unknown_format(path, line);
   return format->format;
+}
+
+Result<void> check_import(const std::string& path, FileFormat format,
+                          const ImportOptions& options) {
+  const KnownFormat& row = known(format);
+  for (const std::string& name : options.given)
+    if (row.options.find(name) == row.options.npos)
+      return fail("{}: --import {} has no effect on a file of this format, {}; expected {}", path,
+                  name, row.name, row.options.empty() ? "no --import" : row.options);
+  return {};
 }
 
 Result<std::unique_ptr<TraceReader>> open_trace(const std::string& path,
@@ -231,6 +258,7 @@ Result<std::unique_ptr<TraceReader>> open_trace(const std::string& path, FileFor
           "{}: found a {} after a {}; several files must be shards of one trace of another tool",
           shard, name_of(other), name_of(format));
   }
+  LS_RETURN_IF_ERROR(check_import(path, format, options));
   if (OpenTrace* const open = known(format).open) return open(path, options);
   return fail("{}:1: found {} {}; expected requests and their arrivals", path,
               format == FileFormat::recording ? "an" : "a", name_of(format));

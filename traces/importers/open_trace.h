@@ -72,6 +72,8 @@ struct ImportOptions {
   Arrivals arrivals = Arrivals::recorded;
   // True if a last row that breaks off is omitted instead of refused.
   bool skips_torn = false;
+  // Names of the options of import_options_from_text() that were given.
+  std::vector<std::string> given = {};
   // Further files of the same trace, read after the first.
   std::vector<std::string> shards = {};
 };
@@ -79,6 +81,9 @@ struct ImportOptions {
 // Parses "block=16,time=s,turns=added,zero=skip,arrival=closed,torn=skip", each option at most
 // once. Errors name the option and its values.
 Result<ImportOptions> import_options_from_text(std::string_view text);
+
+// Refuses options that a file of this format does not read.
+Result<void> check_import(const std::string& path, FileFormat format, const ImportOptions& options);
 
 // Opens a request trace, a benchmark file (all requests arrive at 0), or a trace of another tool.
 // Recordings and saved cases are refused. `format` is the result of detect_format(); shards must
