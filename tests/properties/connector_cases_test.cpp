@@ -72,7 +72,8 @@ TEST(ConnectorCases, AreDrawnLastSoThatTheRestOfACaseStays) {
   with.never = {Feature::short_drafts,  Feature::rising_priorities,  Feature::bounded_replay,
                 Feature::rings,         Feature::compressed_rows,    Feature::equal_requests,
                 Feature::mapped_tables, Feature::engine_hashes,      Feature::whole_caches,
-                Feature::same_instant,  Feature::hits_inside_blocks, Feature::stop_tokens};
+                Feature::same_instant,  Feature::hits_inside_blocks, Feature::stop_tokens,
+                Feature::running_resets};
   with.never.add(kBesideTokens);
   without.never = with.never;
   without.never.add({Feature::connector_peers, Feature::host_tier});
