@@ -7,7 +7,7 @@
 
 #include "base/check.h"
 #include "base/stop_signal.h"
-#include "properties/audit/audit_steps.h"
+#include "properties/audit/auditor.h"
 #include "reference/plan/limits.h"
 
 namespace lockstep {

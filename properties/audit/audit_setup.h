@@ -283,7 +283,7 @@ class FindingList {
 
 // What the ledgers of an audit share. Each ledger adds its own state of each request and checks the
 // rules about it: `begin` takes what happened before a step's decision, `step` the decision, `end`
-// its outputs. audit_steps.cpp calls them in the order of the worker.
+// its outputs. auditor.cpp calls them in the order of the worker.
 
 struct AuditCore {
   AuditCore(const RecordingHeader& header, AuditScope scope, AuditedRules rules)

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "properties/audit/audit_steps.h"
+#include "properties/audit/auditor.h"
 #include "properties/invariants/host_pages.h"
 #include "properties/invariants/invariants.h"
 #include "properties/judge/forwarding_backend.h"

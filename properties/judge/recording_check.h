@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "properties/audit/audit_steps.h"
+#include "properties/audit/auditor.h"
 #include "sim/conform/conform.h"
 #include "sim/engine/step_observer.h"
 #include "sim/recording/run_recorder.h"

@@ -8,7 +8,7 @@
 #include <set>
 #include <string>
 
-#include "properties/audit/audit_steps.h"
+#include "properties/audit/auditor.h"
 #include "properties/relations/reading_model.h"
 #include "sim/recording/run_recorder.h"
 #include "sim/session/session.h"

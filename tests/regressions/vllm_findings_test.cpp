@@ -10,7 +10,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "properties/audit/audit_steps.h"
+#include "properties/audit/auditor.h"
 #include "sim/conform/conform.h"
 #include "sim/recording/run_recorder.h"
 #include "sim/session/session.h"

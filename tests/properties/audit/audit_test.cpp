@@ -1,5 +1,5 @@
 // The audit finds nothing in right decisions and every kind of wrong one.
-#include "properties/audit/audit_steps.h"
+#include "properties/audit/auditor.h"
 
 #include <gtest/gtest.h>
 

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "properties/audit/audit_steps.h"
+#include "properties/audit/auditor.h"
 
 namespace lockstep {
 

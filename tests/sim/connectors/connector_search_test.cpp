@@ -4,7 +4,7 @@
 // they are recomputed it finds the lost blocks of finding 9, and nothing else.
 #include <gtest/gtest.h>
 
-#include "properties/audit/audit_steps.h"
+#include "properties/audit/auditor.h"
 #include "reference/types/token_rows.h"
 #include "sim/connectors/connect.h"
 #include "sim/recording/run_recorder.h"

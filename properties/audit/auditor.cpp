@@ -1,4 +1,4 @@
-#include "properties/audit/audit_steps.h"
+#include "properties/audit/auditor.h"
 
 #include <fmt/core.h>
 
