@@ -50,7 +50,7 @@ function(_lockstep_backend out backend)
   elseif(TARGET ${backend})
     set(${out} --backend $<TARGET_FILE:${backend}> PARENT_SCOPE)
   else()
-    if(NOT backend MATCHES "^(simt|cuda|none)$")
+    if(backend MATCHES "\\.so$")  # a folder may be named vllm
       _lockstep_file(backend "${backend}")
     endif()
     set(${out} --backend ${backend} PARENT_SCOPE)
