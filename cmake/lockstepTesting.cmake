@@ -15,8 +15,8 @@
 # backend: a target (a MODULE library that includes <lockstep/plugin.h>), a file of one, or simt,
 # cuda, none. Relative paths begin in the current source folder where a file is there, else in the
 # current build folder, in which tests run; RECORDINGs that a test writes always in the latter.
-# LOCKSTEP_COMMAND names another lockstep, that of a wheel for one. A failure's smallest case lies in
-# lockstep_cases/NAME of the build folder; JUnit's XML beside it, NAME.xml.
+# LOCKSTEP_COMMAND names another lockstep, that of a wheel for one. A failure's smallest case
+# lies in lockstep_cases/NAME of the build folder; JUnit's XML beside it, NAME.xml.
 
 # A relative path begins where cmake is started; a name without a slash is found through PATH.
 if(NOT LOCKSTEP_COMMAND OR LOCKSTEP_COMMAND MATCHES "/")
