@@ -384,6 +384,7 @@ void MemoryModel::write_row(const ModelLayer& layer, const BlockContent& block, 
       const std::uint64_t poison = poison_key(block.base, index, page);
       const auto first = static_cast<std::uint64_t>(at.byte / 8);
       const auto words = static_cast<std::uint64_t>(layer.row_size_bytes / 8);
+      const auto keys = std::span(word_keys_).subspan(first, words);
       PageSum& sum = tensor.sums[page];
       std::array<std::uint64_t, kWordsAtOnce> buffer;
       for (std::uint64_t i = 0; i < words; i += kWordsAtOnce) {
@@ -394,9 +395,9 @@ void MemoryModel::write_row(const ModelLayer& layer, const BlockContent& block, 
         else
           for (std::size_t n = 0; n < piece.size(); ++n)
             piece[n] = block.zeroed ? 0 : poison_word(poison, first + i + n);
-        sum -= sum_of_terms(piece, &word_keys_[first + i]);
+        sum -= sum_of_terms(piece, keys.subspan(i));
         fill_row_words(new_key, i, new_shape, piece);
-        sum += sum_of_terms(piece, &word_keys_[first + i]);
+        sum += sum_of_terms(piece, keys.subspan(i));
       }
     }
   }

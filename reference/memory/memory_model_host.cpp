@@ -454,7 +454,8 @@ void MemoryModel::advance_words(std::int32_t group, BlockId id, std::span<const 
     PageSum sum;
     std::int64_t end = 0;  // words of the page in `sum`
     const auto add = [&](std::span<const std::uint64_t> next) {
-      if (is_summed) sum += sum_of_terms(next, &word_keys_[end]);
+      if (is_summed)
+        sum += sum_of_terms(next, std::span(word_keys_).subspan(static_cast<std::size_t>(end)));
       end += std::ssize(next);
     };
     const std::uint64_t poison = poison_key(content.base, layer.memory.tensor, index_of(id));

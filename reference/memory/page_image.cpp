@@ -22,7 +22,7 @@ PageSum page_sum(std::span<const std::uint8_t> image, std::span<const WordKeys> 
     words[count - 1] = 0;  // a truncated last word is padded with zeros
     std::memcpy(words.data(), piece.data(), piece.size());
     const auto whole = std::span(words).first(count);
-    sum += first + count <= keys.size() ? sum_of_terms(whole, &keys[first])
+    sum += first + count <= keys.size() ? sum_of_terms(whole, keys.subspan(first))
                                         : sum_of_terms(whole, first);
   }
   return sum;

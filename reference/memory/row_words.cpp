@@ -1,5 +1,6 @@
 #include "reference/memory/row_words.h"
 
+#include "base/check.h"
 #include "base/wide_words.h"
 
 namespace lockstep {
@@ -47,14 +48,15 @@ LS_WIDE_WORDS std::size_t fill_wide(std::uint64_t key, std::uint64_t first, cons
 }
 
 // Keys are stored as pairs (k, m): two loads, then even and odd lanes apart.
-LS_WIDE_WORDS std::size_t sum_wide(std::span<const std::uint64_t> words, const WordKeys* keys,
-                                   PageSum& out) {
+LS_WIDE_WORDS std::size_t sum_wide(std::span<const std::uint64_t> words,
+                                   std::span<const WordKeys> keys, PageSum& out) {
   static_assert(sizeof(WordKeys) == 2 * sizeof(std::uint64_t));
   constexpr Wide kEven{0, 2, 4, 6, 8, 10, 12, 14}, kOdd{1, 3, 5, 7, 9, 11, 13, 15};
   WideSum sum;
   std::size_t i = 0;
   for (; i + kWideWords <= words.size(); i += kWideWords) {
-    const Wide low = load_wide(keys + i), high = load_wide(keys + i + kWideWords / 2);
+    const WordKeys* next = keys.data() + i;
+    const Wide low = load_wide(next), high = load_wide(next + kWideWords / 2);
     add_terms(sum, load_wide(words.data() + i), pick_wide(low, kEven, high),
               pick_wide(low, kOdd, high));
   }
@@ -126,7 +128,8 @@ void fill_row_words(std::uint64_t key, std::uint64_t first, const WordShape& sha
   for (; i < out.size(); ++i) out[i] = row_word(key, first + i, shape);
 }
 
-PageSum sum_of_terms(std::span<const std::uint64_t> words, const WordKeys* keys) {
+PageSum sum_of_terms(std::span<const std::uint64_t> words, std::span<const WordKeys> keys) {
+  LS_CHECK(keys.size() >= words.size(), "{} keys of {} words", keys.size(), words.size());
   PageSum sum;
   std::size_t i = 0;
 #if LS_HAVE_WIDE_WORDS

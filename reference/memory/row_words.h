@@ -16,8 +16,8 @@ inline constexpr std::size_t kWordsAtOnce = 64;  // of a caller's buffer
 void fill_row_words(std::uint64_t key, std::uint64_t first, const WordShape& shape,
                     std::span<std::uint64_t> out);
 
-// Sums the page terms of words with the keys keys[0], keys[1], ... REQUIRES: words.size() keys.
-PageSum sum_of_terms(std::span<const std::uint64_t> words, const WordKeys* keys);
+// Sums the page terms of words with the keys keys[0], keys[1], ... REQUIRES: one key per word.
+PageSum sum_of_terms(std::span<const std::uint64_t> words, std::span<const WordKeys> keys);
 // Sums the page terms of words number first, first + 1, ... and computes their keys.
 PageSum sum_of_terms(std::span<const std::uint64_t> words, std::uint64_t first);
 

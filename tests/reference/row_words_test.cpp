@@ -49,7 +49,7 @@ TEST(RowWords, SumsOverManyWordsEqualTheSumsOfTheirTerms) {
         digest += row_digest_term(words[i], first + i);
       }
       EXPECT_EQ(sum_of_terms(words, first), sum) << count << " from " << first;
-      EXPECT_EQ(sum_of_terms(words, keys.data()), sum) << count << " from " << first;
+      EXPECT_EQ(sum_of_terms(words, keys), sum) << count << " from " << first;
       EXPECT_EQ(sum_of_digest_terms(words, first), digest) << count << " from " << first;
     }
 }
