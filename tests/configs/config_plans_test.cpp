@@ -129,22 +129,17 @@ std::string counted(std::vector<std::string> texts, bool in_order) {
   return text;
 }
 
-// Zamba2's class creates the attention of all layers first; a model file lists layers in order.
-bool lists_layers_in_order(std::string_view architecture) {
-  return architecture != "Zamba2ForCausalLM";
-}
-
-std::string plan_text(const std::string& architecture, const std::vector<std::string>& layers,
+std::string plan_text(const std::vector<std::string>& layers,
                       const std::vector<std::string>& groups, std::int64_t block_size,
                       std::int64_t num_blocks, const std::string& order, std::int64_t tokens) {
-  return "layers " + counted(layers, lists_layers_in_order(architecture)) + " | groups " +
-         counted(groups, false) + " | " + order + ", blocks of " + std::to_string(block_size) +
-         ", " + std::to_string(num_blocks) + " of them, " + std::to_string(tokens) + " tokens";
+  return "layers " + counted(layers, true) + " | groups " + counted(groups, true) + " | " + order +
+         ", blocks of " + std::to_string(block_size) + ", " + std::to_string(num_blocks) +
+         " of them, " + std::to_string(tokens) + " tokens";
 }
 
 constexpr std::string_view kNothing = "keeps no cache";
 
-std::string recorded_text(const std::string& architecture, const Json& plan) {
+std::string recorded_text(const Json& plan) {
   if (plan.value("no_cache", false)) return std::string(kNothing);
   std::vector<std::string> layers, groups;
   const Json& specs = plan.at("specs");
@@ -164,9 +159,8 @@ std::string recorded_text(const std::string& architecture, const Json& plan) {
     }
     groups.push_back("(" + counted(of_group, false) + ")");
   }
-  return plan_text(architecture, layers, groups, plan.at("aligned").at("block_size"),
-                   plan.at("num_blocks"), plan.at("layout").at("chosen"),
-                   plan.at("capacity").at("tokens"));
+  return plan_text(layers, groups, plan.at("aligned").at("block_size"), plan.at("num_blocks"),
+                   plan.at("layout").at("chosen"), plan.at("capacity").at("tokens"));
 }
 
 struct Recorded {
@@ -189,6 +183,7 @@ std::optional<std::string> planned_text(const Recorded& one, const Json& recorde
   options.memory_bytes = recorded.at("memory_bytes");
   options.max_model_len = recorded.at("max_model_len");
   options.max_num_batched_tokens = recorded.at("max_num_batched_tokens");
+  options.async_scheduling = true;
   options.mamba_chunk_size = model->mamba_chunk_size;
   options.mamba_cache_mode =
       *from_name<MambaCacheMode>(std::string(recorded.at("mamba_cache_mode")));
@@ -210,9 +205,8 @@ std::optional<std::string> planned_text(const Recorded& one, const Json& recorde
       of_group.push_back(text_of(group.layer_spec(i)));
     groups.push_back("(" + counted(of_group, false) + ")");
   }
-  return plan_text(one.architecture, layers, groups, placed->stages.alignment->block_size,
-                   plan.num_blocks, std::string(name_of(plan.order)),
-                   capacity_of(plan, placed->options)->tokens);
+  return plan_text(layers, groups, placed->stages.alignment->block_size, plan.num_blocks,
+                   std::string(name_of(plan.order)), capacity_of(plan, placed->options)->tokens);
 }
 
 const Json& plans_of(const Json& json) {
@@ -259,7 +253,7 @@ std::vector<Recorded> recorded_configs() {
     one.is_refused = json.contains("refused");
     for (const Json& plan : plans_of(json)) {
       one.options.push_back(plan.at("options"));
-      one.plans.push_back(recorded_text(one.architecture, plan));
+      one.plans.push_back(recorded_text(plan));
     }
     list.push_back(std::move(one));
   }

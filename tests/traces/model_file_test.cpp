@@ -51,6 +51,15 @@ TEST(ModelFile, WhatIsWrittenIsReadBack) {
   }
 }
 
+// Classes such as Zamba 2's create their layers in another order than that of their indices.
+TEST(ModelFile, LayersInAnotherOrderAreWrittenByIndex) {
+  auto model = find_model("qwen3.5-0.8b");
+  ASSERT_TRUE(model) << model.error().message;
+  const std::string expected = model_to_json(*model);
+  std::ranges::rotate(model->layers, model->layers.begin() + 3);
+  EXPECT_EQ(model_to_json(*model), expected);
+}
+
 TEST(ModelFile, TheCatalogueHasTwentyFiveModelsAndNamesThemWhenAskedForAnother) {
   EXPECT_EQ(model_names().size(), 25u);
   const auto missing = find_model("qwen");

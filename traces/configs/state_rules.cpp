@@ -234,10 +234,10 @@ void zamba_layers(ConfigReading& reading) {
   std::vector<std::string> types = text.words("layers_block_type");
   if (types.empty()) types = text.words("layer_types");
   if (types.empty()) return refuse_layers(reading, "found no key `layers_block_type`");
-  for (std::size_t i = 0; i < types.size(); ++i) {
+  // The class creates the blocks of all layers first, and groups follow in that order.
+  for (std::size_t i = 0; i < types.size(); ++i)
     if (types[i] == "hybrid") reading.add(static_cast<std::int64_t>(i), shared);
-    reading.add(static_cast<std::int64_t>(i), states);
-  }
+  for (std::size_t i = 0; i < types.size(); ++i) reading.add(static_cast<std::int64_t>(i), states);
 }
 
 // Falcon-H1 (falcon_h1.py): attention and Mamba 2 run in parallel in every layer, so each layer has

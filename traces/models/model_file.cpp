@@ -274,24 +274,20 @@ Result<ModelSpec> model_from_text(std::string_view text, const std::string& file
   return model;
 }
 
-// Reads a config.json, and passes the result through the bounds of model files by writing and
-// reading it. A model without layers (an encoder) is returned as it is.
-static Result<ModelSpec> checked_config(std::string_view text, const std::string& path) {
-  LS_ASSIGN_OR_RETURN(ModelSpec model, model_from_hf_config(text, path));
-  if (!model.layers.empty())
-    LS_RETURN_IF_ERROR(
-        model_from_text(model_to_json(model), fmt::format("{} (as a model file)", path)));
-  return model;
-}
-
 Result<ModelSpec> read_model_file(const std::string& path) {
   LS_ASSIGN_OR_RETURN(const auto text, read_text_file(path, kModelBytesMax));
   const std::string quoted = with_quoted_literals(text);
   JsonReader reader(path);
   if (!reader.parse(quoted)) return reader.failure();
-  if (reader.root().is_object() && !reader.root().object().has("model_file"))
-    return checked_config(text, path);
-  return model_from_text(text, path);
+  if (!reader.root().is_object() || reader.root().object().has("model_file"))
+    return model_from_text(text, path);
+  LS_ASSIGN_OR_RETURN(ModelSpec model, model_from_hf_config(text, path));
+  // The bounds of model files hold for it too: it is written and read as one. A model without
+  // layers (an encoder) is returned as it is.
+  if (!model.layers.empty())
+    LS_RETURN_IF_ERROR(
+        model_from_text(model_to_json(model), fmt::format("{} (as a model file)", path)));
+  return model;
 }
 
 // A missing folder gives an empty list: directory_iterator is then at its end.
@@ -314,7 +310,8 @@ Result<ModelSpec> find_model(const std::string& name_or_path) {
               fmt::join(names, ", "));
 }
 
-// The layers are written one by one, without repetitions.
+// The layers are written by index, one by one, without repetitions. A class may create them in
+// another order (Zamba 2), for which a model file has no key.
 std::string model_to_json(const ModelSpec& model) {
   return object_line([&](JsonWriter& out) {
     out.integer("model_file", 1).string("name", model.name);
@@ -323,11 +320,13 @@ std::string model_to_json(const ModelSpec& model) {
     out.key("layer_kinds").begin_object();
     for (const LayerKind& kind : model.kinds) write_fields(out.key(kind.name), kind);
     out.end_object().key("layers").begin_array();
+    auto layers = model.layers;
+    std::ranges::stable_sort(layers, {}, &ModelSpec::Layer::index);
     std::int64_t index = 0;  // layers that keep nothing are written as empty
-    for (std::size_t i = 0; i < model.layers.size(); ++index) {
+    for (std::size_t i = 0; i < layers.size(); ++index) {
       out.begin_array();
-      for (; i < model.layers.size() && model.layers[i].index == index; ++i)
-        out.string(model.kinds[model.layers[i].kind].name);
+      for (; i < layers.size() && layers[i].index == index; ++i)
+        out.string(model.kinds[layers[i].kind].name);
       out.end_array();
     }
     out.end_array();
