@@ -56,7 +56,7 @@ void TokenLedger::write(const AuditRow& row, std::size_t group) {
     const BlockId block = table[index];
     if (!pool_.belongs_to(block, static_cast<std::int32_t>(group))) {
       report(AuditRule::token_write, request, group, p, block,
-             "a token is written to a block of another group");
+             "a token is written to a block that is not allocated to its group");
       return;
     }
     const std::int32_t begin = static_cast<std::int32_t>(index) * size;

@@ -69,7 +69,8 @@ struct BlockCopy {
   std::int32_t conv_offset = 0;
 };
 
-// Rule (17): a hit that ends inside a block continues in a copy of it.
+// Rule (17): a hit that ends inside a block continues in a copy of it, or in the block itself:
+// source and target are then equal.
 struct PartCopy {
   std::int32_t group = 0;
   BlockId source{};

@@ -273,7 +273,7 @@ void ProgramBuilder::append_blocks(const SchedulerOutput& decision, std::size_t 
       if (was_loaded || std::ranges::find(kept, blocks[b]) != kept.end()) continue;
       const std::vector<BlockId>& held = replaced[g];
       if (scheduled.computed > 0 && b < held.size() && held[b] == blocks[b]) continue;
-      if (b < hit)
+      if (b < hit || (whole_table && keeps_rows(decision, scheduled, g, b, blocks[b], program)))
         hit_.emplace(blocks[b], scheduled.id);
       else
         hand_out(g, blocks[b], program);
@@ -287,6 +287,26 @@ void ProgramBuilder::append_blocks(const SchedulerOutput& decision, std::size_t 
     program.table_block_ids.insert(program.table_block_ids.end(), blocks.begin(), blocks.end());
     table.insert(table.end(), blocks.begin(), blocks.end());
   }
+}
+
+// Returns true if the request's computed tokens end inside the block and it continues there, not in
+// a copy: only the rows of those tokens keep their content.
+bool ProgramBuilder::keeps_rows(const SchedulerOutput& decision, const ScheduledRequest& scheduled,
+                                std::int32_t group, std::size_t entry, BlockId block,
+                                StepProgram& program) {
+  const KVCacheSpec& spec = spec_of(group);
+  if (!is_prefix_cacheable(spec) || is_state_kind(spec.kind) ||
+      rank_in(config_.context, spec).num_ranks > 1 || model_.block(block).group != group ||
+      scheduled.computed % spec.block_size == 0 ||
+      std::cmp_not_equal(entry, scheduled.computed / spec.block_size) ||
+      std::ranges::count(decision.copies, block, &KVCacheBlockCopy::to) > 0)
+    return false;
+  program.parts.push_back(
+      {.group = group,
+       .source = block,
+       .target = block,
+       .num_rows = static_cast<std::int32_t>(scheduled.computed % spec.block_size)});
+  return true;
 }
 
 // Returns true if the block holds the page at the end of the request's computed tokens, restored

@@ -64,6 +64,8 @@ class ProgramBuilder {
   void begin_loads(const StepTransfers& transfers, StepProgram& program);
   void restore_pages(const SchedulerOutput& decision, StepProgram& program);
   bool was_restored(const ScheduledRequest& scheduled, BlockId block, std::size_t page);
+  bool keeps_rows(const SchedulerOutput& decision, const ScheduledRequest& scheduled,
+                  std::int32_t group, std::size_t entry, BlockId block, StepProgram& program);
   // Returns true if the row computes after a block whose load failed.
   bool counts_on_lost(const ScheduledRequest& scheduled, std::span<const BlockId> lost);
   // Extends or replaces the request's block tables.

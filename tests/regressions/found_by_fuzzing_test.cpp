@@ -261,11 +261,14 @@ TEST(FoundByFuzzing, ARequestWhoseTableIsReplacedIsNoVictim) {
 }
 
 // Seed 20131 of SGLang 0.5.23, and a recording with states: the blocks that a replaced table still
-// has keep their content, and a copy may start from a block that the same step copies to.
-TEST(FoundByFuzzing, ARequestWhoseTableIsReplacedKeepsItsOtherBlocks) {
-  for (const std::string name : {"replaced_table_of_a_part", "replaced_table_of_states"}) {
-    auto recording =
-        read_recording(LOCKSTEP_SOURCE_DIR "/tests/regressions/sglang_0_5_23_" + name + ".jsonl");
+// has keep their content, and a copy may start from a block that the same step copies to. The last
+// is of an engine whose request continues in the block of another in which its hit ends.
+TEST(FoundByFuzzing, BlocksThatARequestKeepsOrContinuesKeepTheirContent) {
+  for (const std::string name :
+       {"sglang_0_5_23_replaced_table_of_a_part", "sglang_0_5_23_replaced_table_of_states",
+        "hit_continues_inside_a_block"}) {
+    const std::string path = LOCKSTEP_SOURCE_DIR "/tests/regressions/" + name + ".jsonl";
+    auto recording = read_recording(path);
     ASSERT_TRUE(recording) << recording.error().message;
     auto saved = case_of(name, *std::move(recording), Decides::recording);
     ASSERT_TRUE(saved) << saved.error().message;
@@ -284,8 +287,7 @@ TEST(FoundByFuzzing, ARequestWhoseTableIsReplacedKeepsItsOtherBlocks) {
     ASSERT_TRUE(report) << report.error().message;
     const auto& divergence = report->summary.divergence;
     EXPECT_EQ(report->summary.verdict, Verdict::agreed) << (divergence ? divergence->message : "");
-    const auto audited =
-        audit_recording(LOCKSTEP_SOURCE_DIR "/tests/regressions/sglang_0_5_23_" + name + ".jsonl");
+    const auto audited = audit_recording(path);
     ASSERT_TRUE(audited) << audited.error().message;
     EXPECT_TRUE(audited->findings.empty()) << audited->findings.front().what;
   }
