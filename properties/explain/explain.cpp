@@ -79,7 +79,6 @@ bool ExplanationKeeper::decided(const StepView& view) {
   step.tables = tables_of(view);
   take_waiting_tables(view, step);
   step.pool = pool_of(view, step);
-  step.resets = std::ssize(view.resets);
   live_ = step.known;
   return true;
 }

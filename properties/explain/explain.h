@@ -56,7 +56,6 @@ struct ExplainedStep {
   std::vector<BlockState> pool;                 // indexed by block id
   std::map<std::string, std::int64_t> sampled;  // tokens that the step's output added, by request
   // Calls of reset_prefix_cache before the step.
-  std::int64_t resets = 0;
 };
 
 struct Explanation {

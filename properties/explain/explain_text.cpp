@@ -220,12 +220,23 @@ std::string tables_text(const SavedCase& saved, const ExplainedStep& step) {
   return text;
 }
 
-// Formats one step in the order in which its parts happen: reset, arrivals, aborts, connector
-// answers, preemptions, scheduled requests, queues, tables, reports, output.
+std::string pause_text(PauseState state) {
+  if (state == PauseState::unpaused) return "The engine resumes.";
+  return state == PauseState::paused_new ? "The engine pauses: it admits no new request."
+                                         : "The engine pauses: it schedules nothing.";
+}
+
+// Formats one step in the order in which its parts happen: resets, pauses, arrivals, aborts,
+// connector answers, preemptions, scheduled requests, queues, tables, reports, output.
 std::string step_text(const SavedCase& saved, const ExplainedStep& step) {
   std::string text = fmt::format("\nStep {}\n", step.recorded.step);
   const auto say = [&](const std::string& sentence) { text += wrapped(kIndent, sentence); };
-  if (step.resets > 0) say("The prefix cache is reset.");
+  for (const RecordedEvent& event : step.recorded.before)
+    if (event.kind == RecordedEvent::Kind::pause_state)
+      say(pause_text(event.pause_state));
+    else if (event.kind == RecordedEvent::Kind::reset_prefix_cache)
+      say(event.resets_running ? "All running requests are preempted; the prefix cache is reset."
+                               : "The prefix cache is reset.");
   for (const std::string& name : step.arrived) say(request_text(saved, name));
   for (const std::string& name : step.gone) say(name + " is aborted: its client disconnected.");
   for (const std::string& sentence : answers_told(step.recorded)) say(sentence);

@@ -51,6 +51,7 @@ inline constexpr ClaimedFeature kClaimedFeatures[] = {
     {"cache_salt", {Feature::salts}, {Feature::salts, Feature::shared_prefixes}},
     {"reset_prefix_cache", {Feature::resets}, {Feature::resets}},
     {"reset_running", {Feature::running_resets}, {Feature::resets, Feature::running_resets}},
+    {"pause_state", {Feature::pauses}, {Feature::pauses}},
     {"connector",
      {Feature::connector_peers, Feature::failing_loads, Feature::load_failure_fails},
      {Feature::connector_peers}},

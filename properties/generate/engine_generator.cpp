@@ -204,10 +204,8 @@ void tighten_encoder_pool(Draw& draw, SavedCase& saved) {
       set_num_blocks(saved, 1 + planned_blocks_of_request(saved.engine, saved.cache.groups));
   LS_CHECK(is_planned, "a plan of broken pages");
   // Requests that arrive within a step compete for the pool; some then arrive at once.
-  for (TraceRecord& record : saved.trace.records) {
-    auto* request = std::get_if<TraceRequest>(&record);
-    (request != nullptr ? request->spec.arrival_ns : std::get<TraceControl>(record).t_ns) /= 64;
-  }
+  for (TraceRecord& record : saved.trace.records)
+    if (std::int64_t* t_ns = time_of(record)) *t_ns /= 64;
 }
 
 // Backend modes: captured graphs and real numbers. They never change a decision, so one case may

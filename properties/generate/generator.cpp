@@ -173,6 +173,27 @@ void draw_running_resets(Draw& draw, SavedCase& saved) {
       control->preempts_running = draw.choices.chance(70);
 }
 
+// Pauses the engine at a record, for one to eight steps.
+void draw_pauses(Draw& draw, SavedCase& saved) {
+  if (!draw.has(Feature::pauses)) return;
+  constexpr std::int64_t kHalfStepNs = 5'000'000;
+  std::vector<TraceRecord>& records = saved.trace.records;
+  const auto place = records.begin() + draw.choices.below(std::ssize(records));
+  TraceControl control{
+      .kind = TraceControl::Kind::pause_state,
+      .pause_state = draw.choices.chance(50) ? PauseState::paused_new : PauseState::paused_all};
+  for (auto record = records.begin(); record <= place; ++record)
+    if (const std::int64_t* t_ns = time_of(*record)) control.t_ns = *t_ns;
+  auto next = records.insert(place + 1, control) + 1;
+  control.t_ns += draw.choices.between(1, 16) * kHalfStepNs;
+  control.pause_state = PauseState::unpaused;
+  next = std::find_if(next, records.end(), [&](TraceRecord& record) {
+    const std::int64_t* t_ns = time_of(record);
+    return t_ns != nullptr && *t_ns > control.t_ns;
+  });
+  records.insert(next, control);
+}
+
 // What is generated last, in this order. A case without a row's features is the same with and
 // without the row. A new cache is a row at the end, and its features are at the end of the table.
 struct LastStage {
@@ -186,6 +207,7 @@ constexpr std::array kLast = {
     LastStage{Feature::whole_caches, draw_whole_caches},
     LastStage{Feature::several_rows, draw_several_rows},
     LastStage{Feature::running_resets, draw_running_resets},
+    LastStage{Feature::pauses, draw_pauses},
 };
 
 }  // namespace

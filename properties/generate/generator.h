@@ -109,7 +109,8 @@ namespace lockstep {
   X(hisparse, 8) /* groups of HiSparse, and the workers of their pages, in place of the cache */ \
   X(whole_caches, 60)   /* replicated over context parallel ranks, with sharded ones */          \
   X(several_rows, 15)   /* several stored rows per token, of K and V */                          \
-  X(running_resets, 40) /* resets of the prefix cache that first preempt all running requests */
+  X(running_resets, 40) /* resets of the prefix cache that first preempt all running requests */ \
+  X(pauses, 15)         /* the engine pauses, for new requests or for all, and resumes */
 
 enum class Feature : std::uint8_t {
 #define LOCKSTEP_FEATURE_NAME(name, percent) name,

@@ -234,6 +234,9 @@ void TallyCounter::count_events(const std::vector<RecordedEvent>& events) {
         tally_.count(event.reset_succeeded ? Reached::reset_done : Reached::reset_refused);
         if (event.resets_running) tally_.count(Reached::reset_preempts);
         break;
+      case RecordedEvent::Kind::pause_state:
+        if (event.pause_state != PauseState::unpaused) tally_.count(Reached::paused);
+        break;
       default:
         break;
     }

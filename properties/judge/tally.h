@@ -147,6 +147,7 @@ namespace lockstep {
   X(reset_done, anything)                \
   X(reset_refused, anything)             \
   X(reset_preempts, anything)            \
+  X(paused, anything)                    \
   X(salted_request, anything)            \
   X(same_instant, anything)              \
   X(session_resumed, anything)           \

@@ -36,11 +36,9 @@ Trace trace_with(const Trace& trace, const std::vector<bool>& keep) {
         if (request->abort && request->abort->t_ns)
           request->abort->t_ns = std::max(*request->abort->t_ns, t_ns);
       }
-      if (request->after.empty()) t_ns = request->spec.arrival_ns;
       there.insert(request->spec.name);
-    } else {
-      t_ns = std::get<TraceControl>(record).t_ns;
     }
+    if (const std::int64_t* own = time_of(record)) t_ns = *own;
     kept.records.push_back(std::move(record));
   }
   return kept;

@@ -126,13 +126,6 @@ void shrink_requests(ShrinkTrial& trial) {
 
 namespace {
 
-// Returns the record's own time; null: the record waits for other requests.
-std::int64_t* time_of(TraceRecord& record) {
-  if (auto* control = std::get_if<TraceControl>(&record)) return &control->t_ns;
-  auto& request = std::get<TraceRequest>(record);
-  return request.after.empty() ? &request.spec.arrival_ns : nullptr;
-}
-
 // Moves record `index` and all later ones `by` ns earlier, but none before the record in front of
 // it. Aborts move with their requests.
 void move_up(SavedCase& saved, std::size_t index, std::int64_t by) {

@@ -168,7 +168,9 @@ class TraceWorkload final : public Workload {
     std::vector<std::string_view> features;
     for (const TraceRecord& record : trace_->records)
       if (const auto* control = std::get_if<TraceControl>(&record))
-        features.push_back(reset_feature(control->preempts_running));
+        features.push_back(control->kind == TraceControl::Kind::pause_state
+                               ? "pause_state"
+                               : reset_feature(control->preempts_running));
     return features;
   }
 
@@ -279,8 +281,12 @@ void TraceWorkload::emit(std::size_t index, std::vector<WorkloadEvent>& events) 
   WorkloadEvent& event = events.emplace_back();
   const auto* request = std::get_if<TraceRequest>(&trace_->records[index]);
   if (request == nullptr) {
-    event.kind = WorkloadEvent::Kind::reset_prefix_cache;
-    event.resets_running = std::get<TraceControl>(trace_->records[index]).preempts_running;
+    const auto& control = std::get<TraceControl>(trace_->records[index]);
+    event.kind = control.kind == TraceControl::Kind::pause_state
+                     ? WorkloadEvent::Kind::pause_state
+                     : WorkloadEvent::Kind::reset_prefix_cache;
+    event.resets_running = control.preempts_running;
+    event.pause_state = control.pause_state;
     return;
   }
   const Pending& pending = pending_[index];

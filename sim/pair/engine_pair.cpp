@@ -336,8 +336,8 @@ void Pair::deliver() {
   }
 }
 
-// Applies the client's events up to now. A prefix cache reset reaches both engines, each before its
-// own next step.
+// Applies the client's events up to now. Resets and pauses reach both engines, each before its own
+// next step.
 Result<void> Pair::take_arrivals() {
   client_.advance_to(now_ns_);
   std::vector<WorkloadEvent> events;
@@ -352,12 +352,12 @@ Result<void> Pair::take_arrivals() {
         travellers_.abort_request(event.name);
         break;
       case WorkloadEvent::Kind::reset_prefix_cache:
-        prefill_->reset_prefix_cache();
-        decode_->reset_prefix_cache();
-        break;
       case WorkloadEvent::Kind::pause_state:
+        prefill_->control(event);
+        decode_->control(event);
+        break;
       case WorkloadEvent::Kind::output:
-        LS_CHECK(false, "a pause or an output, which no request trace says");
+        LS_CHECK(false, "an output, which no request trace has");
     }
   }
   return {};

@@ -93,9 +93,7 @@ void PairedEngine::abort_request(const std::string& name) {
   event.name = name;
 }
 
-void PairedEngine::reset_prefix_cache() {
-  inbox_.emplace_back().kind = WorkloadEvent::Kind::reset_prefix_cache;
-}
+void PairedEngine::control(const WorkloadEvent& event) { inbox_.push_back(event); }
 
 bool PairedEngine::wants_step(bool connector_has_news) const {
   return !inbox_.empty() || !run_->is_idle() || has_reported_ || connector_has_news;

@@ -144,7 +144,7 @@ struct PairedParts {
 };
 
 // One engine as the pair drives it. It is its own engine's workload: next_turn() passes on the
-// events that add(), abort_request() and reset_prefix_cache() have collected since the last step.
+// events that add(), abort_request() and control() have collected since the last step.
 class PairedEngine final : public Workload, public StepObserver {
  public:
   // Creates the session and the run, and executes no step. Errors: any reason for which the engine
@@ -156,7 +156,7 @@ class PairedEngine final : public Workload, public StepObserver {
   // Each collects an event for the next step; none of them changes the engine at once.
   void add(RequestSpec spec, std::uint64_t ticket);
   void abort_request(const std::string& name);
-  void reset_prefix_cache();
+  void control(const WorkloadEvent& event);  // a reset or a pause
 
   // Returns true if a step may change something: events wait, the last step was not idle, or the
   // connector has something to report. After a step with a report one more step follows, because

@@ -108,11 +108,10 @@ TEST(RecordingTrace, RefusesAnEventThatATraceCannotHoldByItsName) {
   Recording recording;
   recording.steps.resize(1);
   using Kind = RecordedEvent::Kind;
-  for (const auto& [kind, name] :
-       {std::pair{Kind::pause_state, "pause_state"}, std::pair{Kind::chunk, "chunk"},
-        std::pair{Kind::close, "close"}, std::pair{Kind::grammar_ready, "grammar_ready"},
-        std::pair{Kind::grammar_failed, "grammar_failed"},
-        std::pair{Kind::reset_encoder_cache, "reset_encoder_cache"}}) {
+  for (const auto& [kind, name] : {std::pair{Kind::chunk, "chunk"}, std::pair{Kind::close, "close"},
+                                   std::pair{Kind::grammar_ready, "grammar_ready"},
+                                   std::pair{Kind::grammar_failed, "grammar_failed"},
+                                   std::pair{Kind::reset_encoder_cache, "reset_encoder_cache"}}) {
     recording.steps[0].during = {event_of(kind)};
     const Result<Trace> trace = trace_of(recording, 10);
     ASSERT_FALSE(trace) << name;
@@ -120,8 +119,13 @@ TEST(RecordingTrace, RefusesAnEventThatATraceCannotHoldByItsName) {
               std::string::npos)
         << trace.error().message;
   }
-  recording.steps[0].during = {event_of(Kind::reset_prefix_cache), event_of(Kind::output)};
-  EXPECT_EQ(trace_of(recording, 10)->records.size(), 1u);
+  recording.steps[0].during = {event_of(Kind::reset_prefix_cache), event_of(Kind::output),
+                               event_of(Kind::pause_state)};
+  recording.steps[0].during.back().pause_state = PauseState::paused_new;
+  const Trace trace = *trace_of(recording, 10);
+  ASSERT_EQ(trace.records.size(), 2u);
+  EXPECT_EQ(std::get<TraceControl>(trace.records[1]).kind, TraceControl::Kind::pause_state);
+  EXPECT_EQ(std::get<TraceControl>(trace.records[1]).pause_state, PauseState::paused_new);
 }
 
 TEST(RecordingTrace, OfAConnectorIsRefused) {

@@ -108,6 +108,8 @@ Trace trace_of_everything() {
   stopped.spec.stop_token_ids = {5, 4};
   trace.records.emplace_back(TraceControl{.t_ns = 200});
   trace.records.emplace_back(TraceControl{.t_ns = 200, .preempts_running = true});
+  trace.records.emplace_back(TraceControl{
+      .kind = TraceControl::Kind::pause_state, .t_ns = 200, .pause_state = PauseState::paused_all});
   TraceRequest& last = add(private_prompt(8, 8));
   last.spec.arrival_ns = 0;
   last.after = {"r0", "r1"};
@@ -283,7 +285,11 @@ INSTANTIATE_TEST_SUITE_P(
             "2147483647"},
         Refused{"an unknown control",
                 kTraceHeader + "{\"control\":\"pause\",\"t\":1}\n" + kTraceEnd,
-                "FILE:2: field `control`: found \"pause\"; expected one of \"reset_prefix_cache\""},
+                "FILE:2: field `control`: found \"pause\"; expected one of "
+                "\"reset_prefix_cache\", \"pause_state\""},
+        Refused{"a pause without a state",
+                kTraceHeader + "{\"control\":\"pause_state\",\"t\":1}\n" + kTraceEnd,
+                "FILE:2: found no key \"state\"; expected it"},
         Refused{"a record that is not an object", kTraceHeader + "[]\n" + kTraceEnd,
                 "FILE:2: found an array of 0 elements; expected an object"},
         Refused{"an unknown key", changed(kTrace, "\"salt\"", "\"slat\""),

@@ -313,13 +313,15 @@ class Exporter {
 
   // Collects requests in order of arrival, and the obstacles. An arrival after other requests
   // becomes a time: their latest arrival plus the delay, since the export cannot state when they
-  // end. Resets of the prefix cache are obstacles of the trace, not of a request.
+  // end. Resets and pauses are obstacles of the trace, not of a request.
   void take_requests(const Trace& trace) {
     std::map<std::string_view, std::int64_t> arrived;
     for (const TraceRecord& record : trace.records) {
       const auto* const request = std::get_if<TraceRequest>(&record);
       if (request == nullptr) {
-        note("the trace", "a reset of the prefix cache");
+        note("the trace", std::get<TraceControl>(record).kind == TraceControl::Kind::pause_state
+                              ? "a pause"
+                              : "a reset of the prefix cache");
         continue;
       }
       for (const RarePart& part : kRareParts)

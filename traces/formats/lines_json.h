@@ -18,6 +18,11 @@
 
 namespace lockstep {
 
+// vLLM's names of PauseState (v1/core/sched/interface.py).
+inline constexpr JsonWord<PauseState> kPauseStates[] = {{"UNPAUSED", PauseState::unpaused},
+                                                        {"PAUSED_NEW", PauseState::paused_new},
+                                                        {"PAUSED_ALL", PauseState::paused_all}};
+
 // Reads the first line.
 RecordingHeader read_recording_header(JsonValue value);
 // Reads the step line that must have the number `expected_step`.

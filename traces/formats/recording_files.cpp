@@ -241,6 +241,10 @@ class RecordedRequests {
             AbortPlan{.t_ns = t_ns, .after_tokens = {}};
       } else if (event.kind == Kind::reset_prefix_cache) {
         records_.emplace_back(TraceControl{.t_ns = t_ns, .preempts_running = event.resets_running});
+      } else if (event.kind == Kind::pause_state) {
+        records_.emplace_back(TraceControl{.kind = TraceControl::Kind::pause_state,
+                                           .t_ns = t_ns,
+                                           .pause_state = event.pause_state});
       } else if (event.kind != Kind::output) {
         return fail(
             "step {}: found `{}`, which no request trace holds; `lockstep replay` follows "

@@ -33,11 +33,6 @@ constexpr NamedEvent kNamedEvents[] = {{"abort", RecordedEvent::Kind::abort},
                                        {"grammar_ready", RecordedEvent::Kind::grammar_ready},
                                        {"grammar_failed", RecordedEvent::Kind::grammar_failed}};
 
-// vLLM's names of PauseState (v1/core/sched/interface.py).
-constexpr JsonWord<PauseState> kPauseStates[] = {{"UNPAUSED", PauseState::unpaused},
-                                                 {"PAUSED_NEW", PauseState::paused_new},
-                                                 {"PAUSED_ALL", PauseState::paused_all}};
-
 // Keys of `add` that only requests with a grammar, a session, a pooler or several samples have.
 template <class Io>
 void rest_of_add(Io& io, FieldsOf<Io, RecordedEvent>& event) {

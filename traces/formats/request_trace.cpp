@@ -206,10 +206,20 @@ void fields(Io& io, FieldsOf<Io, TraceRequest>& request, const RequestContext& a
 template <class Io>
 void fields(Io& io, FieldsOf<Io, TraceControl>& control) {
   static constexpr JsonWord<TraceControl::Kind> kKinds[] = {
-      {"reset_prefix_cache", TraceControl::Kind::reset_prefix_cache}};
+      {"reset_prefix_cache", TraceControl::Kind::reset_prefix_cache},
+      {"pause_state", TraceControl::Kind::pause_state}};
   io.required("control", control.kind, form::Word<TraceControl::Kind>{kKinds});
   io.required("t", control.t_ns, kTime);
-  io.optional("running", control.preempts_running);
+  if (control.kind == TraceControl::Kind::pause_state)
+    io.required("state", control.pause_state, form::Word<PauseState>{kPauseStates});
+  else
+    io.optional("running", control.preempts_running);
+}
+
+std::int64_t* time_of(TraceRecord& record) {
+  if (auto* control = std::get_if<TraceControl>(&record)) return &control->t_ns;
+  auto& request = std::get<TraceRequest>(record);
+  return request.after.empty() ? &request.spec.arrival_ns : nullptr;
 }
 
 TraceHeader read_trace_header(JsonValue value) { return row_of_fields<TraceHeader>(value); }

@@ -99,9 +99,10 @@ struct TraceRequest {
 
 // A client's command at a time that concerns no single request.
 struct TraceControl {
-  enum class Kind : std::uint8_t { reset_prefix_cache };
+  enum class Kind : std::uint8_t { reset_prefix_cache, pause_state };
   Kind kind = Kind::reset_prefix_cache;
   std::int64_t t_ns = 0;
+  PauseState pause_state = PauseState::unpaused;
   // True if all running requests are preempted first; without that the reset fails while blocks are
   // in use.
   bool preempts_running = false;
@@ -109,6 +110,9 @@ struct TraceControl {
 };
 
 using TraceRecord = std::variant<TraceRequest, TraceControl>;
+
+// The record's own time; null: the record waits for other requests.
+std::int64_t* time_of(TraceRecord& record);
 
 // A whole trace in memory.
 struct Trace {
