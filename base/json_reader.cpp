@@ -16,11 +16,10 @@ std::string printable_excerpt(std::string_view text, std::size_t bytes_max) {
   std::string out;
   for (std::size_t i = 0; i < text.size() && i < bytes_max; ++i) {
     const char c = text[i];
-    if (c >= 0x20 && c < 0x7f) {
+    if (c >= 0x20 && c < 0x7f)
       out.push_back(c);
-    } else {
+    else
       out.append(fmt::format("\\x{:02x}", static_cast<unsigned char>(c)));
-    }
   }
   if (text.size() > bytes_max) out.append("...");
   return out;
@@ -301,12 +300,10 @@ JsonValue JsonArray::operator[](std::size_t i) const {
 std::uint32_t JsonObject::find(std::string_view key) const {
   if (first_ == 0) return 0;
   // Two rounds: from where the last key was found to the end, then from the start to there.
-  for (std::uint32_t i = hint_; i != 0; i = reader_->nodes_[i].next) {
+  for (std::uint32_t i = hint_; i != 0; i = reader_->nodes_[i].next)
     if (reader_->nodes_[i].key == key) return hint_ = i;
-  }
-  for (std::uint32_t i = first_; i != hint_; i = reader_->nodes_[i].next) {
+  for (std::uint32_t i = first_; i != hint_; i = reader_->nodes_[i].next)
     if (reader_->nodes_[i].key == key) return hint_ = i;
-  }
   return 0;
 }
 
@@ -324,9 +321,8 @@ JsonValue JsonObject::optional(std::string_view key) {
 
 JsonValue JsonObject::required(std::string_view key) {
   const JsonValue value = optional(key);
-  if (!value && reader_ != nullptr) {
+  if (!value && reader_ != nullptr)
     refuse_because(fmt::format("found no key \"{}\"; expected it", key));
-  }
   return value;
 }
 

@@ -181,10 +181,9 @@ Result<bool> LineReader::next_of_file(std::string_view& line) {
   if (cut_off_) end = buffer_.size();
   line = std::string_view(buffer_).substr(begin_, end - begin_);
   begin_ = cut_off_ ? end : end + 1;
-  if (line.size() > kJsonTextBytesMax) {
+  if (line.size() > kJsonTextBytesMax)
     return refuse(fmt::format("found a line of more than {0} bytes; expected at most {0}",
                               kJsonTextBytesMax));
-  }
   // The length is checked first: \r counts towards the limit.
   if (line.ends_with('\r')) line.remove_suffix(1);
   if (line.find_first_not_of(" \t") == line.npos)
@@ -206,9 +205,8 @@ Result<std::string> read_text_file(const std::string& path, std::size_t bytes_ma
     LS_ASSIGN_OR_RETURN(more, source.read_more(text));
   }
   if (text.empty()) return fail("{}: found an empty file; expected text", path);
-  if (text.size() > bytes_max) {
+  if (text.size() > bytes_max)
     return fail("{0}: found more than {1} bytes; expected at most {1}", path, bytes_max);
-  }
   return text;
 }
 

@@ -33,12 +33,10 @@ std::optional<std::int64_t> scaled_decimal_of(std::string_view text, int digits)
     return c >= '0' && c <= '9' && !__builtin_mul_overflow(value, 10, &value) &&
            !__builtin_sub_overflow(value, c - '0', &value);
   };
-  for (const char c : whole) {
+  for (const char c : whole)
     if (!push_digit(c)) return std::nullopt;
-  }
-  for (std::size_t i = 0; i < static_cast<std::size_t>(digits); ++i) {
+  for (std::size_t i = 0; i < static_cast<std::size_t>(digits); ++i)
     if (!push_digit(i < fraction.size() ? fraction[i] : '0')) return std::nullopt;
-  }
   for (std::size_t i = static_cast<std::size_t>(digits); i < fraction.size(); ++i) {
     // Digits beyond the scale: only zeros lose nothing.
     if (fraction[i] != '0') return std::nullopt;

@@ -228,7 +228,7 @@ std::string totals_json(const AuditTotals& totals) {
   else
     json["policy_findings"] = nullptr;  // not checked
   json["findings"] = nlohmann::ordered_json::array();
-  for (const AuditFinding& f : totals.findings) {
+  for (const AuditFinding& f : totals.findings)
     json["findings"].push_back({{"rule", name_of(f.rule)},
                                 {"file", f.file},
                                 {"step", f.step},
@@ -243,7 +243,6 @@ std::string totals_json(const AuditTotals& totals) {
                                 {"last_step", f.last_step},
                                 {"what", f.what},
                                 {"line", line_of(f)}});
-  }
   json["not_checked"] = not_checked_of(totals);
   json["refused"] = totals.refused.size();
   json["refusals"] = refused_json(totals.refused);

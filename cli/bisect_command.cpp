@@ -44,46 +44,10 @@
 namespace lockstep {
 namespace {
 
-// Commits of a git repository, each exported into a temporary folder.
-//
-// Invariants
-// (1) The repository is only read: its index, its work tree and its list of work trees do not
-//     change.
-// (2) The temporary folder is removed when the process ends, even by SIGKILL. A process in its own
-//     session waits for that end and removes it.
-// (3) One folder holds one commit at a time, so the engine's path is the same for all of them.
-//
-// Not exported: submodules.
-
 struct Commit {
   std::string hash;  // all digits
   std::string abbreviation;
   std::string subject;
-};
-
-// Returns GOOD and every first-parent commit after it up to BAD, oldest first: a merged branch
-// counts as its merge. Errors: git's, and a GOOD that is not an ancestor of BAD.
-Result<std::vector<Commit>> commits_between(const std::string& repository, const std::string& good,
-                                            const std::string& bad);
-
-class TemporaryExports {
- public:
-  static Result<std::unique_ptr<TemporaryExports>> create();
-  TemporaryExports(const TemporaryExports&) = delete;
-  ~TemporaryExports();
-
-  // Replaces the files of the previous commit by those of this one, and returns their folder. Files
-  // that do not differ keep their time stamps, so that what was compiled from them stays valid.
-  Result<std::string> put(const std::string& repository, const Commit& commit);
-  std::string path(std::string_view name) const { return folder_ + "/" + std::string(name); }
-
- private:
-  TemporaryExports() = default;
-
-  std::string folder_;
-  std::string exported_;                  // the previous commit; empty: none
-  std::int64_t num_exported_ = 0;         // commits so far; makes their time stamps differ
-  std::unique_ptr<LineProcess> remover_;  // removes the folder when its input ends
 };
 
 namespace fs = std::filesystem;
@@ -135,6 +99,8 @@ Result<std::vector<Commit>> log_of(const std::string& repository, const std::str
   return commits;
 }
 
+// Returns GOOD and every first-parent commit after it up to BAD, oldest first: a merged branch
+// counts as its merge. Errors: git's, and a GOOD that is not an ancestor of BAD.
 Result<std::vector<Commit>> commits_between(const std::string& repository, const std::string& good,
                                             const std::string& bad) {
   // ^{commit}: a tag stands for its commit, and a name of another object is refused here by its
@@ -160,51 +126,78 @@ Result<std::vector<Commit>> commits_between(const std::string& repository, const
   return commits;
 }
 
-Result<std::unique_ptr<TemporaryExports>> TemporaryExports::create() {
-  std::unique_ptr<TemporaryExports> exports(new TemporaryExports);
-  std::error_code error;
-  std::string folder = (fs::temp_directory_path(error) / "lockstep-bisect.XXXXXX").string();
-  if (error || ::mkdtemp(folder.data()) == nullptr)
-    return fail("{}: cannot create a temporary folder; set TMPDIR", folder);
-  exports->folder_ = std::move(folder);
-  // An engine may still write while it ends, so the folder is removed a second time after a second.
-  const std::string remove = "rm -rf -- " + shell_word(exports->folder_);
-  const std::string wait =
-      fmt::format("cat >/dev/null; {} 2>/dev/null; sleep 1; {}", remove, remove);
-  LS_ASSIGN_OR_RETURN(exports->remover_,
-                      LineProcess::start("exec setsid sh -c " + shell_word(wait)));
-  return exports;
-}
+// Commits of a git repository, each exported into a temporary folder.
+//
+// Invariants
+// (1) The repository is only read: its index, its work tree and its list of work trees do not
+//     change.
+// (2) The temporary folder is removed when the process ends, even by SIGKILL. A process in its own
+//     session waits for that end and removes it.
+// (3) One folder holds one commit at a time, so the engine's path is the same for all of them.
+//
+// Not exported: submodules.
+class TemporaryExports {
+ public:
+  static Result<std::unique_ptr<TemporaryExports>> create() {
+    std::unique_ptr<TemporaryExports> exports(new TemporaryExports);
+    std::error_code error;
+    std::string folder = (fs::temp_directory_path(error) / "lockstep-bisect.XXXXXX").string();
+    if (error || ::mkdtemp(folder.data()) == nullptr)
+      return fail("{}: cannot create a temporary folder; set TMPDIR", folder);
+    exports->folder_ = std::move(folder);
+    // An engine may still write while it ends, so the folder is removed a second time after a
+    // second.
+    const std::string remove = "rm -rf -- " + shell_word(exports->folder_);
+    const std::string wait =
+        fmt::format("cat >/dev/null; {} 2>/dev/null; sleep 1; {}", remove, remove);
+    LS_ASSIGN_OR_RETURN(exports->remover_,
+                        LineProcess::start("exec setsid sh -c " + shell_word(wait)));
+    return exports;
+  }
 
-TemporaryExports::~TemporaryExports() {
-  std::error_code ignored;
-  if (!folder_.empty()) fs::remove_all(folder_, ignored);
-}
+  TemporaryExports(const TemporaryExports&) = delete;
+  ~TemporaryExports() {
+    std::error_code ignored;
+    if (!folder_.empty()) fs::remove_all(folder_, ignored);
+  }
 
-Result<std::string> TemporaryExports::put(const std::string& repository, const Commit& commit) {
-  const std::string folder = path("commit");
-  const std::string in_folder = fmt::format(
-      "of=$({2}) && mkdir -p {0} && cd {0} && export GIT_INDEX_FILE={1} && here() {{ git "
-      "--git-dir=\"$of\" --work-tree=. \"$@\"; }} && ",
-      shell_word(folder), shell_word(path("index")),
-      git(repository, "rev-parse --absolute-git-dir"));
-  // Python treats a compiled module as current if the size and modification second of its source
-  // are unchanged. Two commits exported within a second could share a stale module, so the files of
-  // each commit that differ get a second of their own.
-  const std::string changed = exported_.empty()
-                                  ? fmt::format("ls-tree -r -z --name-only {}", commit.hash)
-                                  : fmt::format("diff-tree -r -z --name-only --diff-filter=d {} {}",
-                                                exported_, commit.hash);
-  // read-tree writes the files that differ, clean removes the rest, touch sets the time stamps, and
-  // update-index makes the index accept them.
-  LS_RETURN_IF_ERROR(lines_of(
-      in_folder +
-      fmt::format("here read-tree --reset -u {} && here clean -ffdxq && here {} | xargs -0 -r "
-                  "touch -chd @{} -- && {{ here update-index -q --refresh || true; }}",
-                  commit.hash, changed, kFirstSecond + ++num_exported_)));
-  exported_ = commit.hash;
-  return folder;
-}
+  // Replaces the files of the previous commit by those of this one, and returns their folder. Files
+  // that do not differ keep their time stamps, so that what was compiled from them stays valid.
+  Result<std::string> put(const std::string& repository, const Commit& commit) {
+    const std::string folder = path("commit");
+    const std::string in_folder = fmt::format(
+        "of=$({2}) && mkdir -p {0} && cd {0} && export GIT_INDEX_FILE={1} && here() {{ git "
+        "--git-dir=\"$of\" --work-tree=. \"$@\"; }} && ",
+        shell_word(folder), shell_word(path("index")),
+        git(repository, "rev-parse --absolute-git-dir"));
+    // Python treats a compiled module as current if the size and modification second of its source
+    // are unchanged. Two commits exported within a second could share a stale module, so the files
+    // of each commit that differ get a second of their own.
+    const std::string changed =
+        exported_.empty() ? fmt::format("ls-tree -r -z --name-only {}", commit.hash)
+                          : fmt::format("diff-tree -r -z --name-only --diff-filter=d {} {}",
+                                        exported_, commit.hash);
+    // read-tree writes the files that differ, clean removes the rest, touch sets the time stamps,
+    // and update-index makes the index accept them.
+    LS_RETURN_IF_ERROR(lines_of(
+        in_folder +
+        fmt::format("here read-tree --reset -u {} && here clean -ffdxq && here {} | xargs -0 -r "
+                    "touch -chd @{} -- && {{ here update-index -q --refresh || true; }}",
+                    commit.hash, changed, kFirstSecond + ++num_exported_)));
+    exported_ = commit.hash;
+    return folder;
+  }
+
+  std::string path(std::string_view name) const { return folder_ + "/" + std::string(name); }
+
+ private:
+  TemporaryExports() = default;
+
+  std::string folder_;
+  std::string exported_;                  // the previous commit; empty: none
+  std::int64_t num_exported_ = 0;         // commits so far; makes their time stamps differ
+  std::unique_ptr<LineProcess> remover_;  // removes the folder when its input ends
+};
 
 // Placeholder in an engine's command for the folder of a commit.
 constexpr std::string_view kFolder = "{dir}";
@@ -379,8 +372,7 @@ int report_found(const BisectOptions& options, const Bisection& found, nlohmann:
     item.again = report.again();
   }
   report.add(std::move(item));
-  if (report.wants_json())
-    report.set_json(json_text(json));
+  if (report.wants_json()) report.set_json(json_text(json));
   return found.changes() ? kExitDisagreed : kExitAgreed;
 }
 

@@ -41,11 +41,31 @@ struct ConformTotals {
   std::vector<RefusedFile> refused;        // files of both kinds
   std::vector<std::string> not_looked_at;  // what was not compared, one line each
 
-  std::int64_t files() const;  // files that were compared
-  std::int64_t plans() const;
-  std::int64_t agreed() const;  // recordings and plans that agree: a file of plans counts per plan
+  // files that were compared
+  std::int64_t files() const {
+    return static_cast<std::int64_t>(schedules.files.size() + layouts.size());
+  }
+  std::int64_t plans() const {
+    std::int64_t plans = 0;
+    for (const LayoutConformance& file : layouts) plans += file.plans;
+    return plans;
+  }
+  // recordings and plans that agree: a file of plans counts per plan
+  std::int64_t agreed() const {
+    std::int64_t agreed = schedules.agreed;
+    for (const LayoutConformance& file : layouts) agreed += file.agreed;
+    return agreed;
+  }
   // The first mismatch of each recording and of each plan, sorted by file.
-  std::vector<ConformMismatch> mismatches() const;
+  std::vector<ConformMismatch> mismatches() const {
+    std::vector<ConformMismatch> mismatches;
+    for (const ConformFile& file : schedules.files)
+      if (file.mismatch) mismatches.push_back(*file.mismatch);
+    for (const LayoutConformance& file : layouts)
+      for (const LayoutMismatch& plan : file.mismatches) mismatches.push_back(plan.mismatch);
+    std::ranges::stable_sort(mismatches, {}, &ConformMismatch::file);
+    return mismatches;
+  }
 };
 
 constexpr std::size_t kMismatchesShown = 10;
@@ -67,22 +87,20 @@ std::string folders_text(const ConformSummary& schedules) {
   std::size_t widest = 0;
   for (const auto& [name, folder] : folders) widest = std::max(widest, name.size());
   std::string text;
-  for (const auto& [name, folder] : folders) {
+  for (const auto& [name, folder] : folders)
     text += fmt::format("  {:<{}}  {:>4} of {:>4} agree  {:>9} steps{}\n", name, widest,
                         folder.agreed, folder.files, with_commas(folder.steps),
                         folder.agreed == folder.files ? "" : "  <--");
-  }
   return text;
 }
 
 // Returns a line per file of plans.
 std::string layouts_text(const std::vector<LayoutConformance>& layouts) {
   std::string text;
-  for (const LayoutConformance& file : layouts) {
+  for (const LayoutConformance& file : layouts)
     text += fmt::format("  {}  {} of {} agree, {} compared{}\n", file.file,
                         with_commas(file.agreed), counted(file.plans, "plan"),
                         counted(file.views, "view"), file.agreed == file.plans ? "" : "  <--");
-  }
   return text;
 }
 
@@ -99,34 +117,6 @@ std::string mismatch_text(const ConformMismatch& mismatch) {
 nlohmann::ordered_json value_of(const std::string& text) {
   auto json = nlohmann::ordered_json::parse(text, nullptr, false);
   return json.is_discarded() ? nlohmann::ordered_json(text) : json;
-}
-
-std::int64_t ConformTotals::files() const {
-  return static_cast<std::int64_t>(schedules.files.size() + layouts.size());
-}
-
-std::int64_t ConformTotals::plans() const {
-  std::int64_t plans = 0;
-  for (const LayoutConformance& file : layouts) plans += file.plans;
-  return plans;
-}
-
-std::int64_t ConformTotals::agreed() const {
-  std::int64_t agreed = schedules.agreed;
-  for (const LayoutConformance& file : layouts) agreed += file.agreed;
-  return agreed;
-}
-
-std::vector<ConformMismatch> ConformTotals::mismatches() const {
-  std::vector<ConformMismatch> mismatches;
-  for (const ConformFile& file : schedules.files) {
-    if (file.mismatch) mismatches.push_back(*file.mismatch);
-  }
-  for (const LayoutConformance& file : layouts) {
-    for (const LayoutMismatch& plan : file.mismatches) mismatches.push_back(plan.mismatch);
-  }
-  std::ranges::stable_sort(mismatches, {}, &ConformMismatch::file);
-  return mismatches;
 }
 
 // Returns the engines that were compared with another engine's profile, {engine: profile}. A
@@ -171,29 +161,25 @@ std::string summary_text(const ConformTotals& totals) {
   const std::vector<ConformMismatch> mismatches = totals.mismatches();
   const std::size_t shown = std::min(mismatches.size(), kMismatchesShown);
   for (std::size_t i = 0; i < shown; ++i) text += mismatch_text(mismatches[i]);
-  if (shown < mismatches.size()) {
+  if (shown < mismatches.size())
     text +=
         fmt::format("\n... and {} more (--json FILE lists them all)\n", mismatches.size() - shown);
-  }
   text += refused_text(totals.refused) + "\n";
-  if (!totals.schedules.files.empty()) {
+  if (!totals.schedules.files.empty())
     text +=
         fmt::format("{} of {} agree in every field of {}.\n", with_commas(totals.schedules.agreed),
                     counted(static_cast<std::int64_t>(totals.schedules.files.size()), "recording"),
                     counted(totals.schedules.steps, "step"));
-  }
   if (!strangers_of(totals.schedules).empty() && !mismatches.empty())
     text += "`lockstep fit` finds the policies that this engine follows.\n";
   text += stuck_text(totals.schedules);
   text += cut_off_lines(totals.schedules.files);
-  if (!totals.layouts.empty()) {
+  if (!totals.layouts.empty())
     text += fmt::format("{} of {} agree in every size, stride and offset.\n",
                         with_commas(totals.agreed() - totals.schedules.agreed),
                         counted(totals.plans(), "plan"));
-  }
-  for (const std::string& what : totals.not_looked_at) {
+  for (const std::string& what : totals.not_looked_at)
     text += fmt::format("Not compared: {}.\n", what);
-  }
   return text + not_checked_text(not_checked_of(totals));
 }
 
@@ -204,13 +190,12 @@ std::string summary_text(const ConformTotals& totals) {
 std::string summary_json(const ConformTotals& totals) {
   using Json = nlohmann::ordered_json;
   Json mismatches = Json::array();
-  for (const ConformMismatch& mismatch : totals.mismatches()) {
+  for (const ConformMismatch& mismatch : totals.mismatches())
     mismatches.push_back({{"file", mismatch.file},
                           {"step", mismatch.step},
                           {"what", mismatch.what},
                           {"recorded", value_of(mismatch.recorded)},
                           {"model", value_of(mismatch.model)}});
-  }
   Json stuck = Json::array();
   for (const ConformFile& file : totals.schedules.files)
     if (file.is_stuck) stuck.push_back({{"file", file.file}, {"what", file.wait_cycle}});

@@ -18,13 +18,12 @@ namespace fs = std::filesystem;
 
 // Adds a file to the list for its format; false: it is not a recording.
 bool add(const std::string& path, FileFormat format, ConformInputs& inputs) {
-  if (format == FileFormat::recording) {
+  if (format == FileFormat::recording)
     inputs.schedules.push_back(path);
-  } else if (format == FileFormat::layouts) {
+  else if (format == FileFormat::layouts)
     inputs.layouts.push_back(path);
-  } else {
+  else
     return false;
-  }
   return true;
 }
 

@@ -13,7 +13,6 @@
 #include "base/stop_signal.h"
 #include "base/stopwatch.h"
 #include "cli/options/kernels_option.h"
-#include "cli/output/reports.h"
 #include "cli/output/terminal.h"
 #include "cli/worker_facts.h"
 #include "cuda_backend/backends.h"
@@ -391,18 +390,17 @@ std::string finding_text(const Failure& failure) {
   return fmt::format("This is finding {} of docs/findings.md: {}.\n", known->number, known->title);
 }
 
-std::string path_of_smallest(const std::string& path) {
-  for (const std::string_view end : {".case.jsonl", ".jsonl"})
-    if (path.ends_with(end)) return path.substr(0, path.size() - end.size()) + ".min.case.jsonl";
-  return path + ".min.case.jsonl";
+// The path of a case without the ending of cases, or as much of that as it has.
+static std::string stem_of(const std::string& path) {
+  for (const std::string_view ending : {".case.jsonl", ".jsonl"})
+    if (path.ends_with(ending)) return path.substr(0, path.size() - ending.size());
+  return path;
 }
 
-// REQUIRES: `path` ends in ".jsonl".
+std::string path_of_smallest(const std::string& path) { return stem_of(path) + ".min.case.jsonl"; }
+
 std::string path_of_recording(const std::string& path) {
-  for (const std::string_view ending : {".case.jsonl", ".jsonl"})
-    if (path.ends_with(ending))
-      return path.substr(0, path.size() - ending.size()) + ".recording.jsonl";
-  return path + ".recording.jsonl";
+  return stem_of(path) + ".recording.jsonl";
 }
 
 int exit_code_of(const Failure& failure, const std::optional<RecordingCheck>& recorded) {
@@ -449,18 +447,16 @@ ReportedItem item_of(const std::string& file, const Failure& failure,
                      const std::optional<RecordingCheck>& recorded, std::string again) {
   ReportedItem item{.name = file, .file = file};
   if (exit_code_of(failure, recorded) == kExitAgreed) return item;
-  if (!failure.failed()) {
+  item.kind = ItemKind::failed;
+  item.again = std::move(again);
+  if (failure.failed()) {
+    item.check = failure.check;
+    item.line = stable_line(failure.check, failure.step, failure.request, failure.what);
+  } else {
     const AuditFinding& first = recorded->findings.front();
-    item.kind = ItemKind::failed;
     item.check = fmt::format("audit.{}", name_of(first.rule));
     item.line = line_of(first);
-    item.again = std::move(again);
-    return item;
   }
-  item.kind = ItemKind::failed;
-  item.check = failure.check;
-  item.line = stable_line(failure.check, failure.step, failure.request, failure.what);
-  item.again = std::move(again);
   return item;
 }
 

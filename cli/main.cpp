@@ -145,10 +145,9 @@ int main(int argc, char** argv) {
     std::vector<std::string> known;
     for (const CLI::App* command : app.get_subcommands([](CLI::App*) { return true; }))
       known.push_back(command->get_name());
-    if (std::find(known.begin(), known.end(), argv[1]) == known.end()) {
+    if (std::find(known.begin(), known.end(), argv[1]) == known.end())
       return lockstep::refuse(
           fmt::format("unknown command {}; the commands are {}", argv[1], fmt::join(known, ", ")));
-    }
   }
   // Runs after all options are parsed and before the command.
   app.parse_complete_callback([&app] {

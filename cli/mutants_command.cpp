@@ -249,17 +249,16 @@ void add_items(const std::vector<MutantReport>& reports, CommandReport& out) {
 
 Result<int> mutants(MutantsOptions options, CommandReport& report) {
   LS_ASSIGN_OR_RETURN(auto selected, chosen(options.ids));
-  if (!options.markdown_path.empty()) {
-    LS_RETURN_IF_ERROR(write_output(options.markdown_path, mutants_markdown()));
+  const bool writes_page = !options.markdown_path.empty();
+  if (writes_page || options.list) {
+    if (writes_page)
+      LS_RETURN_IF_ERROR(write_output(options.markdown_path, mutants_markdown()));
+    else
+      fmt::print("{}", list_text(selected));
     if (report.wants_json()) report.set_json(list_json(selected));
     return kExitAgreed;
   }
   watch_stop_signals();
-  if (options.list) {
-    fmt::print("{}", list_text(selected));
-    if (report.wants_json()) report.set_json(list_json(selected));
-    return kExitAgreed;
-  }
   if (!options.layout.empty()) {
     options.search.layout = from_name<CacheLayout>(options.layout);
     if (!options.search.layout || !is_overlaid(*options.search.layout))

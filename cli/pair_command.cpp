@@ -251,18 +251,17 @@ constexpr const char* kNetwork = "Network";
 // The description is empty so that the help shows PERCENT instead of CLI11's range.
 void add_percent(CLI::App& command, const std::string& name, std::int32_t& value,
                  const std::string& help) {
-  CLI::Range range(0, 100);
-  range.description("");
-  command.add_option(name, value, help)->check(range)->type_name("PERCENT")->group(kNetwork);
+  command.add_option(name, value, help)
+      ->check(CLI::Range(0, 100).description(""))
+      ->type_name("PERCENT")
+      ->group(kNetwork);
 }
 
 template <class T>
 void add_number(CLI::App& command, const std::string& name, T& value, const std::string& help,
                 std::int64_t at_least, std::int64_t at_most) {
-  CLI::Range range(at_least, at_most);
-  range.description("");
   command.add_option(name, value, help)
-      ->check(range)
+      ->check(CLI::Range(at_least, at_most).description(""))
       ->type_name("N")
       ->capture_default_str()
       ->group(kNetwork);

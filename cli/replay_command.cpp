@@ -124,9 +124,8 @@ Result<RunReport> run_with_progress(const ReplayOptions& options, OpenReplay& pr
                                     HiddenStateFolder* folder) {
   std::deque<WatchSteps> watches;
   const auto dp_size = static_cast<std::int32_t>(prepared.session->engines().size());
-  for (std::int32_t dp_rank = 0; dp_rank < dp_size; ++dp_rank) {
+  for (std::int32_t dp_rank = 0; dp_rank < dp_size; ++dp_rank)
     prepared.session->observe(dp_rank, watches.emplace_back(options, prepared, dp_rank == 0));
-  }
   if (folder != nullptr)
     prepared.session->give_hidden_states(
         [folder](std::span<const HiddenStates> requests) { return folder->write(requests); });

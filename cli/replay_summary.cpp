@@ -84,10 +84,9 @@ std::string engine_text(const RunSpec& run) {
 std::string group_text(const KVCacheGroupSpec& group) {
   const KVCacheSpec& spec = group.spec;
   const std::string layers = counted(static_cast<std::int64_t>(group.layer_names.size()), "layer");
-  if (is_state_kind(spec.kind)) {
+  if (is_state_kind(spec.kind))
     return fmt::format("{} of {} (mode {})", layers, name_of(spec.kind),
                        name_of(spec.mamba_cache_mode));
-  }
   const std::string rows =
       is_one_row(spec.tokens_per_state)
           ? ""
@@ -153,9 +152,8 @@ std::string pages_text(const RunSummary& s) {
 std::string configuration_text(const OpenReplay& prepared) {
   const KVCacheConfig& plan = prepared.config.backend.plan;
   std::string text = fmt::format("  engine  {}\n", engine_text(prepared.run));
-  for (const KVCacheGroupSpec& group : plan.groups) {
+  for (const KVCacheGroupSpec& group : plan.groups)
     text += fmt::format("  cache   {}\n", group_text(group));
-  }
   text += fmt::format("  pool    {}, layout {}\n", counted(plan.num_blocks, "block"),
                       name_of(prepared.config.backend.layout));
   if (const std::string connector = connector_text(prepared.config.connector); !connector.empty())
@@ -290,11 +288,10 @@ std::string summary_text(const RunSummary& s, const OpenReplay& prepared) {
     row("collectives", with_commas(s.collectives_checked),
         fmt::format("calls; {} of ranks without work", counted(s.idle_rank_steps, "step")));
   std::string parts = "decisions " + duration_text(s.seconds.schedule);
-  if (s.backend != "none") {
+  if (s.backend != "none")
     parts +=
         fmt::format(", expectations {}, backend {}, compare {}", duration_text(s.seconds.program),
                     duration_text(s.seconds.execute), duration_text(s.seconds.compare));
-  }
   row("time", duration_text(s.seconds.wall), parts);
   text += fmt::format("  {:<14}{}\n", "state hash", to_hex(s.state_hash));
   return text + not_checked_text(s.not_checked);
@@ -381,12 +378,11 @@ std::string summary_json(const ReplayOptions& options, const OpenReplay& prepare
     json["serving"][option.name] = {{"value", value_of(option.value)},
                                     {"default", value_of(option.by_default)},
                                     {"said_by", option.said_by}};
-  if (prepared.totals) {
+  if (prepared.totals)
     json["recorded_totals"] = {{"steps", prepared.totals->steps},
                                {"scheduled_tokens", prepared.totals->scheduled_tokens},
                                {"request_steps", prepared.totals->request_steps},
                                {"met", missed_totals(prepared, summary).empty()}};
-  }
   if (!prepared.run.faults.empty()) {
     json["faults"] = Json::array();
     for (const PlannedFault& fault : prepared.session->engines().front().faulty->plan().faults())
@@ -485,9 +481,8 @@ std::string verdict_text(const RunSummary& summary, const OtherVerdicts& others)
       counted(summary.stuck_total, "request") + (summary.stuck_total == 1 ? " waits" : " wait"));
   if (!summary.wait_cycle.empty()) text += fmt::format("  Cycle: {}.\n", summary.wait_cycle);
   const std::size_t shown = std::min(summary.stuck.size(), kStuckShown);
-  for (std::size_t i = 0; i < shown; ++i) {
+  for (std::size_t i = 0; i < shown; ++i)
     text += fmt::format("  {}: {}\n", summary.stuck[i].name, summary.stuck[i].why);
-  }
   const std::int64_t more = summary.stuck_total - static_cast<std::int64_t>(shown);
   if (more > 0) text += fmt::format("  ... and {} more\n", with_commas(more));
   return text;

@@ -19,7 +19,6 @@
 #include "cli/options/output_option.h"
 #include "cli/output/again.h"
 #include "cli/output/reports.h"
-#include "cli/output/terminal.h"
 
 namespace lockstep {
 namespace {

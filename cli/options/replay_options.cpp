@@ -46,9 +46,8 @@ CLI::Option* declare_value(CLI::App& command, const RunField& field, GivenRun& o
   const std::string help = fmt::format(
       fmt::runtime(field.help), value_text(field, out.has(field.name) ? out.spec : RunSpec{}));
   switch (field.kind) {
-    case FieldKind::number: {
-      CLI::Range range(field.at_least, field.at_most);
-      range.description("");  // help: meaning of the value; error message: its range
+    case FieldKind::number:
+      // help: meaning of the value; error message: its range
       return command
           .add_option_function<std::int64_t>(
               flag,
@@ -57,9 +56,8 @@ CLI::Option* declare_value(CLI::App& command, const RunField& field, GivenRun& o
                 out.add(field);
               },
               help)
-          ->check(range)
+          ->check(CLI::Range(field.at_least, field.at_most).description(""))
           ->type_name("N");
-    }
     case FieldKind::uint64:
       return command.add_option_function<std::uint64_t>(
           flag,
@@ -104,11 +102,10 @@ Result<std::unique_ptr<Backend>> make_backend(std::string_view name, const Backe
   if (name == "none") {
     if (config.check != CheckMode::fast || !config.mutant.empty() || config.num_streams > 1 ||
         config.delay_streams || config.max_cudagraph_capture_size > 0 ||
-        config.numbers != Numbers::words) {
+        config.numbers != Numbers::words)
       return fail(
           "--check, --mutant, --streams, --delay-streams, --graphs and --numbers need a backend; "
           "--backend none runs only the model");
-    }
     return std::unique_ptr<Backend>();
   }
   if (name != "auto" && name != "cuda" && name != "simt")

@@ -1,7 +1,6 @@
 #include "cuda_backend/defects/planted_seams.h"
 
 #include <map>
-#include <utility>
 
 #include "base/check.h"
 #include "cuda_backend/device/forwarding_device.h"

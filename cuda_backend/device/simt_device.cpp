@@ -107,11 +107,10 @@ class SimtDevice final : public Device {
   void begin_step(std::int64_t step) override {
     if (mode_ == CheckMode::fast) return;  // the plain build records no writers
     const std::uint64_t launch = executor_->last_launch().launch;
-    if (steps_.empty() || steps_.back().launch != launch) {
+    if (steps_.empty() || steps_.back().launch != launch)
       steps_.push_back({launch, step});
-    } else {
+    else
       steps_.back().step = step;
-    }
   }
 
   void take_reports(std::vector<DeviceReport>& reports) override {

@@ -11,7 +11,6 @@
 #include <exception>
 #include <filesystem>
 #include <utility>
-#include <vector>
 
 #include "base/check.h"
 #include "cuda_backend/plugin/plugin.h"

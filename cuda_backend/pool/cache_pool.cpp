@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <utility>
 
 #include "base/check.h"
 #include "cuda_backend/device/protocol.h"

@@ -1,7 +1,6 @@
 #include "cuda_backend/simt/cta_scheduler.h"
 
 #include <fmt/format.h>
-#include <algorithm>
 #include <utility>
 
 #include "base/check.h"
@@ -115,9 +114,8 @@ void CtaScheduler::finish_thread(unsigned thread) {
   Warp& warp = warps_[thread / 32];
   warp.exited |= 1u << (thread % 32);
   if (barrier_.arrived != 0 && barrier_.arrived == thread_count_ - finished_) release_barrier();
-  for (const auto& one : warp.rendezvous) {
+  for (const auto& one : warp.rendezvous)
     if (one->arrived != 0 && (one->lanes & ~warp.exited) == one->arrived) release_rendezvous(*one);
-  }
 }
 
 void CtaScheduler::restamp(Worker& worker) {
@@ -252,13 +250,12 @@ std::vector<std::uint32_t> CtaScheduler::tags_before(std::uint32_t tag) const {
 
 void CtaScheduler::sync_threads(SourcePlace place) {
   Worker* me = current_;
-  if (barrier_.arrived == 0) {
+  if (barrier_.arrived == 0)
     barrier_.place = place;
-  } else if (barrier_.place.line != place.line) {
+  else if (barrier_.place.line != place.line)
     listener_.on_divergence(ReportKind::barrier_divergence, me,
                             fmt::format("at {}:{}, while others wait at {}:{}", place.file,
                                         place.line, barrier_.place.file, barrier_.place.line));
-  }
   ++barrier_.arrived;
   barrier_.acquired = std::max(barrier_.acquired, me->acquired);
   if (barrier_.arrived == thread_count_ - finished_) {

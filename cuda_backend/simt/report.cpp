@@ -1,7 +1,6 @@
 #include "cuda_backend/simt/report.h"
 
 #include <fmt/format.h>
-#include <array>
 #include <cstdlib>
 #include <numeric>
 #include <string_view>

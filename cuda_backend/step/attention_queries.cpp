@@ -129,11 +129,10 @@ void AttentionQueries::launch(const StepProgram& program) {
   token_rows_.upload();
   queries_.upload();
   outputs_.reserve(num_outputs_);
-  if (is_real_) {
+  if (is_real_)
     positions_.upload();
-  } else {
+  else
     ranges_.upload();
-  }
   std::int64_t num_partials = 0;
   for (const Batch& batch : batches_) {
     const std::int64_t splits = (batch.longest + split_keys() - 1) / split_keys();

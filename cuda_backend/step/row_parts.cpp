@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
-#include "cuda_backend/device/protocol.h"
 
 namespace lockstep::cuda {
 namespace {

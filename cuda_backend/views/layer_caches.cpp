@@ -248,11 +248,10 @@ class Builder {
     std::ranges::sort(runs, {}, &Extent::begin);
     std::vector<Extent> merged;
     for (const Extent& run : runs) {
-      if (!merged.empty() && merged.back().end == run.begin) {
+      if (!merged.empty() && merged.back().end == run.begin)
         merged.back().end = run.end;
-      } else {
+      else
         merged.push_back(run);
-      }
     }
     return merged;
   }

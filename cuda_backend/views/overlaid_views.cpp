@@ -133,12 +133,11 @@ Result<OverlaidDeriver::Pages> OverlaidDeriver::pages(std::size_t g, std::size_t
   for (const std::size_t i : order_of_layers(group)) {
     const bool is_like = group.layer_spec(i) == spec;
     if (i == layer) place = alike;
-    if (is_like) {
+    if (is_like)
       ++alike;
-    } else if (alike == 0) {
+    else if (alike == 0)
       at.first_byte += laid_bytes(group.layer_spec(i), options_.backend, blocks_outermost_) *
                        (blocks_outermost_ ? 1 : plan_.num_blocks);
-    }
   }
   const std::int64_t run = shape.rows * shape.content;  // the tokens of one head
   at.row_stride = heads_inside_ ? shape.heads * shape.content : shape.content;

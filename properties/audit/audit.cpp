@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/check.h"
 #include "base/stop_signal.h"
 #include "properties/audit/auditor.h"
 #include "reference/plan/limits.h"

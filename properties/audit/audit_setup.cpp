@@ -2,11 +2,6 @@
 
 #include <fmt/core.h>
 
-#include <algorithm>
-#include <utility>
-
-#include "base/check.h"
-
 namespace lockstep {
 namespace {
 

@@ -297,12 +297,8 @@ PolicyLedger::PolicyLedger(AuditCore& core, const KvTransferLedger& transfers,
       adapters_max_(header.options.inputs.max_loras),
       encoder_rows_max_(header.encoder_compute_budget),
       // The cache of an encoder-decoder model limits nothing (finding 39).
-      encoder_cache_max_(std::ranges::any_of(header.groups,
-                                             [](const KVCacheGroupSpec& group) {
-                                               return is_cross_attention(group.spec);
-                                             })
-                             ? std::nullopt
-                             : header.encoder_cache_size),
+      encoder_cache_max_(has_cross_attention(header.groups) ? std::nullopt
+                                                            : header.encoder_cache_size),
       // SGLang's chunk size does not limit the tokens of decodes in a mixed step.
       knows_max_tokens_(header.engine.name != "sglang" &&
                         is_given(header, "max_num_batched_tokens")),

@@ -3,8 +3,6 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <string_view>
-#include <utility>
 
 namespace lockstep {
 
@@ -481,9 +479,7 @@ InputLedger::InputLedger(AuditCore& core, OutputLedger& outputs, const Recording
     : Ledger(core),
       outputs_(outputs),
       has_encoder_(header.encoder_compute_budget.has_value()),
-      has_cross_attention_(std::ranges::any_of(header.groups, [](const KVCacheGroupSpec& group) {
-        return is_cross_attention(group.spec);
-      })) {}
+      has_cross_attention_(has_cross_attention(header.groups)) {}
 
 void InputLedger::begin(const RecordedEvent& event) {
   if (event.kind == RecordedEvent::Kind::reset_encoder_cache) encoded_.clear();

@@ -2,9 +2,7 @@
 
 #include <fmt/core.h>
 
-#include <algorithm>
 #include <mutex>
-#include <utility>
 
 #include "base/check.h"
 #include "base/json_fields.h"

@@ -26,15 +26,119 @@ class Traffic {
  public:
   Traffic(Draw& draw, SavedCase& saved) : draw_(draw), saved_(saved) {}
 
-  void add(std::int64_t index);
+  // Appends request `index`, and before it possibly a reset of the prefix cache.
+  void add(std::int64_t index) {
+    std::vector<TraceRecord>& records = saved_.trace.records;
+    const bool burst = draw_.has(Feature::bursts) && choices().chance(60);
+    // Two samples of one request share its arrival time. Otherwise arrivals differ by at least 1
+    // ns, as in an engine's clock.
+    const bool same = draw_.has(Feature::same_instant) && choices().chance(40);
+    if (!same) t_ns_ += burst ? 1 : 1 + choices().below(6) * kStepNs / 2;
+    if (draw_.has(Feature::resets) && choices().chance(15))
+      records.emplace_back(
+          TraceControl{.kind = TraceControl::Kind::reset_prefix_cache, .t_ns = t_ns_});
+    TraceRequest request;
+    request.spec.name = fmt::format("r{}", index);
+    // A follow-up needs a complete answer, so an aborted request has no next turn.
+    const TraceRequest* before = nullptr;
+    if (draw_.has(Feature::sessions) && index > 0 && choices().chance(50))
+      before = std::get_if<TraceRequest>(&records.back());
+    if (before != nullptr && before->abort) before = nullptr;
+    if (before != nullptr) request.spec.prompt = continued_prompt(*before, index);
+    // The front end refuses a prompt of exactly max_model_len, because it leaves no token for the
+    // output. A longer one is also refused by the scheduler; a few of those are generated.
+    const std::int64_t size = request.spec.prompt.size();
+    if (before != nullptr && (size == longest() + 1 || (size > longest() && !choices().chance(10))))
+      before = nullptr;
+    if (before == nullptr) request.spec.prompt = new_prompt(index);
+    request.spec.arrival_ns = t_ns_;
+    if (before != nullptr) {
+      request.after = {before->spec.name};
+      request.delay_ns = choices().below(4) * kStepNs;
+      request.spec.arrival_ns = 0;
+    }
+    draw_output(request);
+    // An abort has an absolute time, and the arrival of a follow-up is not known yet.
+    if (before == nullptr) draw_end(request);
+    if (draw_.has(Feature::priorities))
+      request.spec.priority = static_cast<std::int32_t>(choices().below(3));
+    if (draw_.has(Feature::salts) && choices().chance(40))
+      request.spec.cache_salt = choices().one_of({"a", "b"});
+    records.emplace_back(std::move(request));
+  }
 
  private:
   ChoiceSource& choices() { return draw_.choices; }
-  std::uint32_t shared_part(std::int64_t limit);
-  Prompt new_prompt(std::int64_t index);
-  Prompt continued_prompt(const TraceRequest& before, std::int64_t index);
-  void draw_output(TraceRequest& request);
-  void draw_end(TraceRequest& request);
+  // Returns a length in [1, limit] that often is a multiple of the block size or differs from one
+  // by 1, where off-by-one defects show.
+  std::uint32_t shared_part(std::int64_t limit) {
+    const std::int64_t block = saved_.engine.block_size;
+    std::int64_t length = choices().between(1, limit);
+    if (choices().chance(60)) length = length / block * block + choices().one_of({0, 0, 1, -1});
+    return static_cast<std::uint32_t>(std::clamp<std::int64_t>(length, 1, limit));
+  }
+
+  // Makes a prompt of a shared prefix, an own part, or both. Two seeds of shared text make repeats
+  // likely among few requests; 100 + index makes the own part unique.
+  Prompt new_prompt(std::int64_t index) {
+    Prompt prompt;
+    const std::int64_t limit = std::max<std::int64_t>(1, longest());
+    std::uint32_t length = 0;
+    if (draw_.has(Feature::shared_prefixes) && choices().chance(75)) {
+      length = shared_part(limit);
+      const auto seed = static_cast<std::uint64_t>(choices().between(1, 2));
+      prompt.append({TokenRun::Kind::seeded, seed, 0, length});
+    }
+    const std::int64_t room = limit - length;
+    // A quarter of the shared prompts end with the shared part: a request whose whole prompt is
+    // cached.
+    if (length > 0 && (room == 0 || choices().chance(25))) return prompt;
+    const auto own =
+        static_cast<std::uint32_t>(1 + choices().below(std::max<std::int64_t>(room, 1)));
+    // Symbolic runs are hashed in O(1) and never equal seeded ones, even with the same token ids.
+    const TokenRun::Kind kind =
+        choices().one_of({TokenRun::Kind::seeded, TokenRun::Kind::symbolic});
+    prompt.append({kind, 100 + static_cast<std::uint64_t>(index), 0, own});
+    return prompt;
+  }
+
+  // Makes the prompt of the next turn: the previous prompt, its output, and one to four new tokens.
+  // REQUIRES: the output of `before` consists of kFill tokens.
+  Prompt continued_prompt(const TraceRequest& before, std::int64_t index) {
+    Prompt prompt = before.spec.prompt;
+    const auto first = static_cast<std::uint32_t>(prompt.tokens.size());
+    const auto count = static_cast<std::uint32_t>(before.output.length);
+    prompt.tokens.insert(prompt.tokens.end(), count, kFill);
+    prompt.runs.push_back({TokenRun::Kind::literal, 0, first, count});
+    prompt.append({TokenRun::Kind::seeded, 100 + static_cast<std::uint64_t>(index), 0,
+                   static_cast<std::uint32_t>(1 + choices().below(4))});
+    return prompt;
+  }
+
+  // Generates the output length of 1 to 12 tokens. With a stop token, max_tokens exceeds it, so the
+  // request stops early by its token and not by its length.
+  void draw_output(TraceRequest& request) {
+    request.output.length = static_cast<std::int32_t>(1 + choices().below(12));
+    request.spec.max_tokens = request.output.length;
+    if (draw_.has(Feature::sessions)) {
+      request.output.fill = kFill;
+    } else if (draw_.has(Feature::stop_tokens) && choices().chance(50)) {
+      request.spec.max_tokens += static_cast<std::int32_t>(choices().between(1, 8));
+      request.spec.eos_token = 2;
+    }
+  }
+
+  // Generates an abort: after a number of output tokens, or at a time within six steps of arrival.
+  void draw_end(TraceRequest& request) {
+    if (!draw_.has(Feature::aborts) || !choices().chance(35)) return;
+    if (choices().chance(40))
+      request.abort = AbortPlan{
+          .t_ns = {},
+          .after_tokens = static_cast<std::int32_t>(choices().between(1, request.output.length))};
+    else
+      request.abort =
+          AbortPlan{.t_ns = t_ns_ + choices().below(12) * kStepNs / 2, .after_tokens = {}};
+  }
 
   std::int64_t longest() const { return longest_prompt(draw_, saved_.engine); }
 
@@ -42,116 +146,6 @@ class Traffic {
   SavedCase& saved_;
   std::int64_t t_ns_ = 0;
 };
-
-// Returns a length in [1, limit] that often is a multiple of the block size or differs from one by
-// 1, where off-by-one defects show.
-std::uint32_t Traffic::shared_part(std::int64_t limit) {
-  const std::int64_t block = saved_.engine.block_size;
-  std::int64_t length = choices().between(1, limit);
-  if (choices().chance(60)) length = length / block * block + choices().one_of({0, 0, 1, -1});
-  return static_cast<std::uint32_t>(std::clamp<std::int64_t>(length, 1, limit));
-}
-
-// Makes a prompt of a shared prefix, an own part, or both. Two seeds of shared text make repeats
-// likely among few requests; 100 + index makes the own part unique.
-Prompt Traffic::new_prompt(std::int64_t index) {
-  Prompt prompt;
-  const std::int64_t limit = std::max<std::int64_t>(1, longest());
-  std::uint32_t length = 0;
-  if (draw_.has(Feature::shared_prefixes) && choices().chance(75)) {
-    length = shared_part(limit);
-    const auto seed = static_cast<std::uint64_t>(choices().between(1, 2));
-    prompt.append({TokenRun::Kind::seeded, seed, 0, length});
-  }
-  const std::int64_t room = limit - length;
-  // A quarter of the shared prompts end with the shared part: a request whose whole prompt is
-  // cached.
-  if (length > 0 && (room == 0 || choices().chance(25))) return prompt;
-  const auto own = static_cast<std::uint32_t>(1 + choices().below(std::max<std::int64_t>(room, 1)));
-  // Symbolic runs are hashed in O(1) and never equal seeded ones, even with the same token ids.
-  const TokenRun::Kind kind = choices().one_of({TokenRun::Kind::seeded, TokenRun::Kind::symbolic});
-  prompt.append({kind, 100 + static_cast<std::uint64_t>(index), 0, own});
-  return prompt;
-}
-
-// Makes the prompt of the next turn: the previous prompt, its output, and one to four new tokens.
-// REQUIRES: the output of `before` consists of kFill tokens.
-Prompt Traffic::continued_prompt(const TraceRequest& before, std::int64_t index) {
-  Prompt prompt = before.spec.prompt;
-  const auto first = static_cast<std::uint32_t>(prompt.tokens.size());
-  const auto count = static_cast<std::uint32_t>(before.output.length);
-  prompt.tokens.insert(prompt.tokens.end(), count, kFill);
-  prompt.runs.push_back({TokenRun::Kind::literal, 0, first, count});
-  prompt.append({TokenRun::Kind::seeded, 100 + static_cast<std::uint64_t>(index), 0,
-                 static_cast<std::uint32_t>(1 + choices().below(4))});
-  return prompt;
-}
-
-// Generates the output length of 1 to 12 tokens. With a stop token, max_tokens exceeds it, so the
-// request stops early by its token and not by its length.
-void Traffic::draw_output(TraceRequest& request) {
-  request.output.length = static_cast<std::int32_t>(1 + choices().below(12));
-  request.spec.max_tokens = request.output.length;
-  if (draw_.has(Feature::sessions)) {
-    request.output.fill = kFill;
-  } else if (draw_.has(Feature::stop_tokens) && choices().chance(50)) {
-    request.spec.max_tokens += static_cast<std::int32_t>(choices().between(1, 8));
-    request.spec.eos_token = 2;
-  }
-}
-
-// Generates an abort: after a number of output tokens, or at a time within six steps of arrival.
-void Traffic::draw_end(TraceRequest& request) {
-  if (!draw_.has(Feature::aborts) || !choices().chance(35)) return;
-  if (choices().chance(40))
-    request.abort = AbortPlan{
-        .t_ns = {},
-        .after_tokens = static_cast<std::int32_t>(choices().between(1, request.output.length))};
-  else
-    request.abort =
-        AbortPlan{.t_ns = t_ns_ + choices().below(12) * kStepNs / 2, .after_tokens = {}};
-}
-
-// Appends request `index`, and before it possibly a reset of the prefix cache.
-void Traffic::add(std::int64_t index) {
-  std::vector<TraceRecord>& records = saved_.trace.records;
-  const bool burst = draw_.has(Feature::bursts) && choices().chance(60);
-  // Two samples of one request share its arrival time. Otherwise arrivals differ by at least 1 ns,
-  // as in an engine's clock.
-  const bool same = draw_.has(Feature::same_instant) && choices().chance(40);
-  if (!same) t_ns_ += burst ? 1 : 1 + choices().below(6) * kStepNs / 2;
-  if (draw_.has(Feature::resets) && choices().chance(15))
-    records.emplace_back(
-        TraceControl{.kind = TraceControl::Kind::reset_prefix_cache, .t_ns = t_ns_});
-  TraceRequest request;
-  request.spec.name = fmt::format("r{}", index);
-  // A follow-up needs a complete answer, so an aborted request has no next turn.
-  const TraceRequest* before = nullptr;
-  if (draw_.has(Feature::sessions) && index > 0 && choices().chance(50))
-    before = std::get_if<TraceRequest>(&records.back());
-  if (before != nullptr && before->abort) before = nullptr;
-  if (before != nullptr) request.spec.prompt = continued_prompt(*before, index);
-  // The front end refuses a prompt of exactly max_model_len, because it leaves no token for the
-  // output. A longer one is also refused by the scheduler; a few of those are generated.
-  const std::int64_t size = request.spec.prompt.size();
-  if (before != nullptr && (size == longest() + 1 || (size > longest() && !choices().chance(10))))
-    before = nullptr;
-  if (before == nullptr) request.spec.prompt = new_prompt(index);
-  request.spec.arrival_ns = t_ns_;
-  if (before != nullptr) {
-    request.after = {before->spec.name};
-    request.delay_ns = choices().below(4) * kStepNs;
-    request.spec.arrival_ns = 0;
-  }
-  draw_output(request);
-  // An abort has an absolute time, and the arrival of a follow-up is not known yet.
-  if (before == nullptr) draw_end(request);
-  if (draw_.has(Feature::priorities))
-    request.spec.priority = static_cast<std::int32_t>(choices().below(3));
-  if (draw_.has(Feature::salts) && choices().chance(40))
-    request.spec.cache_salt = choices().one_of({"a", "b"});
-  records.emplace_back(std::move(request));
-}
 
 }  // namespace
 

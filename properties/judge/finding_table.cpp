@@ -10,7 +10,6 @@
 #include "reference/plan/page_size.h"
 #include "reference/profiles/engine_profile.h"
 #include "reference/profiles/policies.h"
-#include "reference/profiles/releases.h"
 
 namespace lockstep {
 namespace {

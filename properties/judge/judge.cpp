@@ -11,7 +11,6 @@
 #include "properties/invariants/host_pages.h"
 #include "properties/invariants/invariants.h"
 #include "properties/judge/forwarding_backend.h"
-#include "reference/plan/page_size.h"
 #include "sim/conform/conform.h"
 #include "sim/recording/run_recorder.h"
 #include "sim/step/program_builder.h"

@@ -4,7 +4,6 @@
 #include <set>
 #include <utility>
 
-#include "properties/generate/generator.h"
 #include "properties/shrink/case_parts.h"
 #include "reference/plan/page_size.h"
 

@@ -75,12 +75,102 @@ class ReadingBackend final : public ForwardingBackend {
         with_pages_(with_pages),
         reading_(reading) {}
 
-  Result<void> execute(const StepProgram& program, StepReadback& readback) override;
+  Result<void> execute(const StepProgram& program, StepReadback& readback) override {
+    if (program.rows.empty()) return inner_->execute(program, readback);  // a query of the loop
+    program_ = program;
+    probed_.clear();
+    queried_.clear();
+    for (std::size_t row = 0; row < program.rows.size(); ++row)
+      for (const RowLayer& layer : layers_) ask(row, layer);
+    LS_RETURN_IF_ERROR(inner_->execute(program_, readback));
+    keep(readback);
+    return with_pages_ ? fingerprint_all() : Result<void>();
+  }
 
  private:
-  void ask(std::size_t row, const RowLayer& layer);
-  void keep(StepReadback& readback);
-  Result<void> fingerprint_all();
+  // Adds reads for one row of the step in one layer: a digest per written token and one of
+  // everything that the last token attends to; with queries, also the output of attention.
+  void ask(std::size_t row, const RowLayer& layer) {
+    const RowSlice& slice = program_.rows[row];
+    const std::int32_t last = slice.first_position + rows_.at(row).num_known;
+    // Only drafts: nothing to read.
+    if (last == slice.first_position) return;
+    auto lowest = static_cast<std::int32_t>(first_attended(*layer.spec, last - 1));
+    if (layer.spec->bounded_replay) lowest = std::max(lowest, slice.replay_start);
+    const auto place = [&](std::int32_t first, std::int32_t end) {
+      return ReadPlace{rows_.at(row).request, layer.index, first, end};
+    };
+    const auto probe = [&](std::int32_t first, std::int32_t end) {
+      program_.probes.push_back(
+          {.row = slice.row, .layer = layer.index, .first = first, .last = end});
+      probed_.push_back(place(first, end));
+    };
+    // A ring has overwritten tokens more than its length ago.
+    if (is_ring(*layer.spec)) {
+      const auto end = slice.first_position + slice.num_tokens;
+      const auto kept = static_cast<std::int32_t>(end - layer.spec->block_size);
+      for (std::int32_t p = std::max(slice.first_position, kept); p < last; ++p) probe(p, p + 1);
+      return;
+    }
+    const ContextRank rank = rank_in(config_.context, *layer.spec);
+    // A rank with a share of the tokens numbers its rows differently, so digests are not
+    // comparable.
+    if (rank.num_ranks == 1) {
+      for (std::int32_t p = slice.first_position; p < last; ++p) probe(p, p + 1);
+      probe(lowest, last);
+    }
+    if (!inner_->answers_queries() || is_hidden_state(layer.spec->kind)) return;
+    // A rank that keeps none of the positions has no output.
+    if (num_kept(rank, lowest) == num_kept(rank, last)) return;
+    const TokensPerState& per_row = layer.spec->tokens_per_state;
+    // A compressed row that is not complete yet is not read.
+    if (rows_in(per_row, lowest) == rows_in(per_row, last)) return;
+    const auto token = static_cast<std::size_t>(slice.first_token + rows_.at(row).num_known - 1);
+    program_.queries.push_back({.row = slice.row,
+                                .layer = layer.index,
+                                .first = lowest,
+                                .last = last,
+                                .content = program_.contents[token]});
+    queried_.push_back(place(lowest, last));
+  }
+
+  // Moves the results of the additional reads from the end of the readback into the reading.
+  // Outputs come off the end in reverse order, since their sizes differ by layer.
+  void keep(StepReadback& readback) {
+    const std::size_t first_probe = readback.digests.size() - probed_.size();
+    for (std::size_t i = 0; i < probed_.size(); ++i) {
+      const std::uint64_t digest = readback.digests[first_probe + i];
+      const auto [known, is_new] = reading_.digests.emplace(probed_[i], digest);
+      if (!is_new && known->second != digest && !reading_.unlike_itself)
+        reading_.unlike_itself = probed_[i];
+    }
+    readback.digests.resize(first_probe);
+    for (std::size_t i = queried_.size(); i-- > 0;) {
+      const auto layer = std::ranges::find(layers_, queried_[i].layer, &RowLayer::index);
+      const std::int64_t head_size = layer->spec->head_size;
+      const std::int64_t count = layer->spec->num_kv_heads * config_.queries_per_kv * head_size;
+      ReadOutputs& outputs = reading_.outputs[queried_[i]];
+      outputs.head_size = head_size;
+      outputs.of_ranks.resize(config_.context.num_ranks);
+      outputs.is_dealt_out = is_dealt_out(*layer->spec);
+      outputs.of_ranks[config_.context.rank].assign(readback.outputs.end() - count,
+                                                    readback.outputs.end());
+      readback.outputs.resize(readback.outputs.size() - count);
+    }
+  }
+
+  // Mixes the fingerprints of all pages in a fixed order, the null block's included.
+  Result<void> fingerprint_all() {
+    std::vector<PageId> pages;
+    for (std::size_t t = 0; t < config_.plan.tensors.size(); ++t)
+      for (std::int64_t b = 0; b < config_.plan.num_blocks; ++b)
+        pages.push_back({static_cast<std::int32_t>(t), BlockId{static_cast<std::int32_t>(b)}});
+    std::vector<Fingerprint> fingerprints(pages.size());
+    LS_RETURN_IF_ERROR(inner_->fingerprint_pages(pages, fingerprints));
+    Fingerprint& all = reading_.pages.emplace_back();
+    for (const Fingerprint& page : fingerprints) all = {mix(all.a ^ page.a), mix(all.b ^ page.b)};
+    return {};
+  }
 
   // A copy: the reader outlives the configuration that the factory receives.
   const BackendConfig config_;
@@ -92,101 +182,6 @@ class ReadingBackend final : public ForwardingBackend {
   // Places of the additional reads, which follow the loop's own.
   std::vector<ReadPlace> probed_, queried_;
 };
-
-Result<void> ReadingBackend::execute(const StepProgram& program, StepReadback& readback) {
-  if (program.rows.empty()) return inner_->execute(program, readback);  // a query of the loop
-  program_ = program;
-  probed_.clear();
-  queried_.clear();
-  for (std::size_t row = 0; row < program.rows.size(); ++row)
-    for (const RowLayer& layer : layers_) ask(row, layer);
-  LS_RETURN_IF_ERROR(inner_->execute(program_, readback));
-  keep(readback);
-  return with_pages_ ? fingerprint_all() : Result<void>();
-}
-
-// Adds reads for one row of the step in one layer: a digest per written token and one of everything
-// that the last token attends to; with queries, also the output of attention.
-void ReadingBackend::ask(std::size_t row, const RowLayer& layer) {
-  const RowSlice& slice = program_.rows[row];
-  const std::int32_t last = slice.first_position + rows_.at(row).num_known;
-  // Only drafts: nothing to read.
-  if (last == slice.first_position) return;
-  auto lowest = static_cast<std::int32_t>(first_attended(*layer.spec, last - 1));
-  if (layer.spec->bounded_replay) lowest = std::max(lowest, slice.replay_start);
-  const auto place = [&](std::int32_t first, std::int32_t end) {
-    return ReadPlace{rows_.at(row).request, layer.index, first, end};
-  };
-  const auto probe = [&](std::int32_t first, std::int32_t end) {
-    program_.probes.push_back(
-        {.row = slice.row, .layer = layer.index, .first = first, .last = end});
-    probed_.push_back(place(first, end));
-  };
-  // A ring has overwritten tokens more than its length ago.
-  if (is_ring(*layer.spec)) {
-    const auto end = slice.first_position + slice.num_tokens;
-    const auto kept = static_cast<std::int32_t>(end - layer.spec->block_size);
-    for (std::int32_t p = std::max(slice.first_position, kept); p < last; ++p) probe(p, p + 1);
-    return;
-  }
-  const ContextRank rank = rank_in(config_.context, *layer.spec);
-  // A rank with a share of the tokens numbers its rows differently, so digests are not comparable.
-  if (rank.num_ranks == 1) {
-    for (std::int32_t p = slice.first_position; p < last; ++p) probe(p, p + 1);
-    probe(lowest, last);
-  }
-  if (!inner_->answers_queries() || is_hidden_state(layer.spec->kind)) return;
-  // A rank that keeps none of the positions has no output.
-  if (num_kept(rank, lowest) == num_kept(rank, last)) return;
-  const TokensPerState& per_row = layer.spec->tokens_per_state;
-  // A compressed row that is not complete yet is not read.
-  if (rows_in(per_row, lowest) == rows_in(per_row, last)) return;
-  const auto token = static_cast<std::size_t>(slice.first_token + rows_.at(row).num_known - 1);
-  program_.queries.push_back({.row = slice.row,
-                              .layer = layer.index,
-                              .first = lowest,
-                              .last = last,
-                              .content = program_.contents[token]});
-  queried_.push_back(place(lowest, last));
-}
-
-// Moves the results of the additional reads from the end of the readback into the reading. Outputs
-// come off the end in reverse order, since their sizes differ by layer.
-void ReadingBackend::keep(StepReadback& readback) {
-  const std::size_t first_probe = readback.digests.size() - probed_.size();
-  for (std::size_t i = 0; i < probed_.size(); ++i) {
-    const std::uint64_t digest = readback.digests[first_probe + i];
-    const auto [known, is_new] = reading_.digests.emplace(probed_[i], digest);
-    if (!is_new && known->second != digest && !reading_.unlike_itself)
-      reading_.unlike_itself = probed_[i];
-  }
-  readback.digests.resize(first_probe);
-  for (std::size_t i = queried_.size(); i-- > 0;) {
-    const auto layer = std::ranges::find(layers_, queried_[i].layer, &RowLayer::index);
-    const std::int64_t head_size = layer->spec->head_size;
-    const std::int64_t count = layer->spec->num_kv_heads * config_.queries_per_kv * head_size;
-    ReadOutputs& outputs = reading_.outputs[queried_[i]];
-    outputs.head_size = head_size;
-    outputs.of_ranks.resize(config_.context.num_ranks);
-    outputs.is_dealt_out = is_dealt_out(*layer->spec);
-    outputs.of_ranks[config_.context.rank].assign(readback.outputs.end() - count,
-                                                  readback.outputs.end());
-    readback.outputs.resize(readback.outputs.size() - count);
-  }
-}
-
-// Mixes the fingerprints of all pages in a fixed order, the null block's included.
-Result<void> ReadingBackend::fingerprint_all() {
-  std::vector<PageId> pages;
-  for (std::size_t t = 0; t < config_.plan.tensors.size(); ++t)
-    for (std::int64_t b = 0; b < config_.plan.num_blocks; ++b)
-      pages.push_back({static_cast<std::int32_t>(t), BlockId{static_cast<std::int32_t>(b)}});
-  std::vector<Fingerprint> fingerprints(pages.size());
-  LS_RETURN_IF_ERROR(inner_->fingerprint_pages(pages, fingerprints));
-  Fingerprint& all = reading_.pages.emplace_back();
-  for (const Fingerprint& page : fingerprints) all = {mix(all.a ^ page.a), mix(all.b ^ page.b)};
-  return {};
-}
 
 }  // namespace
 

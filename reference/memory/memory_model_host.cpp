@@ -78,9 +78,8 @@ Result<void> MemoryModel::add_host_blocks(std::int64_t count) {
   if (count == 0) return {};
   for (Group& group : groups_) add_host_runs(group);
   if (source_ >= 0) add_source_runs();
-  for (const Group& group : groups_) {
+  for (const Group& group : groups_)
     host_block_bytes_ = std::max(host_block_bytes_, group.host_bytes);
-  }
   if (host_block_bytes_ > 0 && count > kHostBytesMax / host_block_bytes_)
     return fail(
         "memory model: {} host blocks of {} bytes, each byte of which it keeps; expected at most "
@@ -289,11 +288,10 @@ void MemoryModel::mirror_rows(std::int32_t resident, BlockId block, HostBlockId 
   HostContent& target = host_blocks_[host];
   const Group& of = groups_[resident];
   // A host block that held something else starts without rows. It is listed once per step.
-  if (target.group != source_) {
+  if (target.group != source_)
     begin_host_write(source_, host).slots.resize(of.block_size);
-  } else if (std::ranges::find(written_hosts_, host) == written_hosts_.end()) {
+  else if (std::ranges::find(written_hosts_, host) == written_hosts_.end())
     written_hosts_.push_back(host);
-  }
   std::vector<ContentId> contents;
   for (std::int64_t row = first_row; row < first_row + num_rows; ++row) {
     const SlotContent* from = slot_content(resident, block, row);

@@ -1,7 +1,5 @@
 #include "reference/placement/cache_spec.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <numeric>
 #include <set>

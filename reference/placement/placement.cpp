@@ -6,7 +6,6 @@
 #include <numeric>
 #include <set>
 
-#include "base/check.h"
 #include "reference/plan/capacity.h"
 #include "reference/plan/grouping.h"
 #include "reference/plan/limits.h"

@@ -27,9 +27,8 @@ bool pairs_lie_in_page(const KVCacheConfig& config, AttentionBackend chosen, Lay
     if (group.layer_names.empty()) continue;  // its layers are in other pipeline stages
     states |= is_state_kind(group.spec.kind);
     if (group.layers_per_page > 1) return true;
-    for (std::size_t i = 0; i < group.layer_names.size(); ++i) {
+    for (std::size_t i = 0; i < group.layer_names.size(); ++i)
       outermost[group.layer_names[i]] = keeps_pair_outermost(group.layer_spec(i), chosen);
-    }
   }
   if (states || rule == LayoutRule::vllm_0_22_1) return states;
   return std::ranges::any_of(config.tensors, [&](const KVCacheTensor& tensor) {

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/number_text.h"
 
 namespace lockstep {
 namespace {
@@ -45,10 +46,7 @@ const KindInfo& info_of(FaultKind kind) { return kKinds[static_cast<std::size_t>
 Result<FaultKind> kind_of(std::string_view name) {
   const auto kind = std::ranges::find(kKinds, name, &KindInfo::name);
   if (kind != std::end(kKinds)) return static_cast<FaultKind>(kind - std::begin(kKinds));
-  std::string known;
-  for (const KindInfo& each : kKinds)
-    known += fmt::format("{}{}", known.empty() ? "" : ", ", each.name);
-  return fail("unknown fault {}; expected one of {}", name, known);
+  return fail("unknown fault {}; expected one of {}", name, joined(kKinds, &KindInfo::name));
 }
 
 // Checks that every number is in its range. `what` names the fault in the error.

@@ -11,7 +11,6 @@
 #include "base/parallel.h"
 #include "base/stopwatch.h"
 #include "reference/memory/attention_oracle.h"
-#include "reference/plan/page_size.h"
 #include "sim/check/comparer.h"
 #include "sim/step/backend_config.h"
 #include "sim/step/draft_planner.h"
@@ -113,6 +112,7 @@ class RankRun final {
     worker_.append_sampled(id, tokens);
     if (engine_worker_ != nullptr) engine_worker_->sampled(id, tokens);
   }
+
   void drop_sampled(RequestId id, std::int64_t num_tokens) {
     worker_.drop_sampled(id, num_tokens);
     if (engine_worker_ != nullptr) engine_worker_->dropped(id, num_tokens);
@@ -122,15 +122,129 @@ class RankRun final {
 
   Checked run_step(const SchedulerOutput& decision, const ModelOutput& output,
                    const StepTransfers& transfers, const AgreedBatch& agreed,
-                   StateHashChain& chain);
-  Checked finish(bool agreed);
-  void add_not_checked(NotChecked& sum) const;
+                   StateHashChain& chain) {
+    Stopwatch watch;
+    // Builds the whole program before anything runs. The parts follow StepProgram's order.
+    LS_RETURN_UNLESS_FINE(builder_.build(decision, transfers, program_));
+    LS_RETURN_UNLESS_FINE(pages_.plan(decision, builder_.row_requests(), program_));
+    drafts_.plan(decision, output, builder_.row_requests(), program_);
+    // A data parallel rank pads to the largest batch of all ranks.
+    program_.num_padded_tokens = std::max(program_.num_padded_tokens, agreed.num_tokens);
+    program_.agreed = agreed;
+    LS_RETURN_IF_ERROR(transfer_step_.begin(transfers, program_));
+    LS_RETURN_UNLESS_FINE(transfer_step_.check_loads(transfers, decision.step));
+    summary_.seconds.program += watch.lap();
+    const auto requests = builder_.row_requests();
+    Checked reused;
+    // A worker whose views differ from the plan has no readable pages; execute() reports it.
+    if (engine_worker_ == nullptr || engine_worker_->views_hold())
+      reused = comparer_.check_reused(program_, requests);
+    summary_.seconds.compare += watch.lap();
+    if (!reused) return reused;
+    LS_RETURN_UNLESS_FINE(model_step_.apply(program_, requests, expected_));
+    LS_RETURN_UNLESS_FINE(pages_.apply(program_, requests));
+    LS_RETURN_UNLESS_FINE(transfer_step_.check_stores(transfers, decision.step));
+    // After the model has applied the step: it needs the loads within the step, and finds a wrong
+    // hit before its consequences appear as wrong attention.
+    LS_RETURN_UNLESS_FINE(check_hits(decision));
+    LS_RETURN_UNLESS_FINE(drafts_.apply(program_, requests));
+    planner_.plan(program_, requests, [&](std::size_t i) { return builder_.is_void(i); });
+    // In a team, member 0 executes while the others compute expectations, and then helps them.
+    // Neither side writes what the other reads.
+    next_piece_ = 0;
+    if (team_.size() == 1) expect(0);
+    summary_.seconds.program += watch.lap();
+    // The engine's own worker receives the decision itself, not the program.
+    if (engine_worker_ != nullptr) engine_worker_->decided(decision);
+    Result<void> ran;
+    team_.run([&](int member) {
+      if (member == 0) ran = backend_.execute(program_, readback_);
+      expect(member);
+    });
+    if (!ran) {
+      // Tells a failure of Lockstep's code in the worker's process from one of the worker.
+      if (engine_worker_ != nullptr)
+        if (const EngineFailure* failure = engine_worker_->harness_failure())
+          summary_.engine_failure = *failure;
+      return tl::unexpected(ran.error());
+    }
+    summary_.seconds.execute += watch.lap();
+    auto compared = comparer_.check_step(program_, requests, expected_, planner_, readback_, chain);
+    summary_.seconds.compare += watch.lap();
+    return compared;
+  }
+
+  Checked finish(bool agreed) {
+    Stopwatch watch;
+    Checked compared;
+    // Without a step there is no program that a divergence could describe.
+    if (agreed && program_.step >= 0) compared = comparer_.check_all_pages();
+    summary_.seconds.compare += watch.lap();
+    summary_.rows_read += planner_.rows_read();
+    for (const KernelStatistics& kernel : backend_.kernel_statistics())
+      add_kernel(kernel, summary_.kernels);
+    // Ranks add up: each captures its own graphs.
+    const GraphStatistics graphs = backend_.graph_statistics();
+    summary_.graphs.captured += graphs.captured;
+    summary_.graphs.replayed += graphs.replayed;
+    summary_.graphs.dropped += graphs.dropped;
+    return compared;
+  }
+
+  void add_not_checked(NotChecked& sum) const {
+    const ParallelRank& at = config_.backend.parallel;
+    if (config_.backend.context.rank != 0 || at.tp_rank != 0) return;
+    sum.rows_read += planner_.rows_read();
+    sum.rows_left_out += planner_.rows_left_out();
+    sum.tokens_asked += planner_.tokens_asked();
+    sum.tokens_left_out += planner_.tokens_left_out();
+    sum.ignored_zeros = std::max(sum.ignored_zeros, builder_.ignored_zeros());
+    sum.probe_rows_max = config_.budget.probe_rows;
+    sum.query_rows_max = std::max(sum.query_rows_max, query_plan_of(config_, backend_).rows);
+    for (std::string& line : backend_.not_checked()) sum.add(std::move(line), at.pp_rank);
+    for (const ModelLayer& layer : model_.layers())
+      if (layer.num_kv > 0 && !has_attention_oracle(layer))
+        sum.add(
+            fmt::format("attention outputs of layer {}: {}", layer.name,
+                        is_hidden_state(layer.kind) ? "hidden states are not attended to"
+                                                    : "its elements are not numbers within +-1"),
+            -1);
+    if (const std::string formats = converted_formats(config_.backend); !formats.empty())
+      sum.add(fmt::format("conversion of K and V to {}: rows are moved as words; `--numbers real` "
+                          "converts, on cuda and simt",
+                          formats),
+              -1);
+  }
 
   RankMemory memory() { return {config_.backend, model_, worker_, backend_, program_}; }
 
  private:
-  void expect(int member);
-  Checked check_hits(const SchedulerOutput& decision);
+  // Computes the expensive part of what the step should show, in pieces that no member has taken
+  // yet: first the fingerprints of written pages, then attention outputs. Pages with real states
+  // have no image until their check settles them.
+  void expect(int member) {
+    for (std::int64_t piece = next_piece_++; piece <= planner_.num_pieces();
+         piece = next_piece_++) {
+      if (piece > 0)
+        planner_.expect(piece - 1, member);
+      else if (!model_.has_real_states())
+        for (const ModelPage& page : model_.written_pages()) model_.fingerprint(page);
+    }
+  }
+
+  // Checks the rows that an admitted request reads from blocks it did not compute. Rows after a
+  // failed load are void and not checked.
+  Checked check_hits(const SchedulerOutput& decision) {
+    for (std::size_t i = 0; i < decision.scheduled.size(); ++i) {
+      const ScheduledRequest& scheduled = decision.scheduled[i];
+      if ((!scheduled.is_new && !scheduled.is_resumed) || builder_.is_void(i)) continue;
+      if (auto hit = check_hit(model_, worker_, worker_.at(scheduled.id), config_.backend.plan,
+                               decision.step, scheduled.computed);
+          !hit)
+        return hit;
+    }
+    return {};
+  }
 
   const RunConfig config_;
   MemoryModel model_;
@@ -151,127 +265,6 @@ class RankRun final {
   std::atomic<std::int64_t> next_piece_ = 0;  // of the step's expectations
   ThreadTeam team_;
 };
-
-Checked RankRun::run_step(const SchedulerOutput& decision, const ModelOutput& output,
-                          const StepTransfers& transfers, const AgreedBatch& agreed,
-                          StateHashChain& chain) {
-  Stopwatch watch;
-  // Builds the whole program before anything runs. The parts follow StepProgram's order.
-  LS_RETURN_UNLESS_FINE(builder_.build(decision, transfers, program_));
-  LS_RETURN_UNLESS_FINE(pages_.plan(decision, builder_.row_requests(), program_));
-  drafts_.plan(decision, output, builder_.row_requests(), program_);
-  // A data parallel rank pads to the largest batch of all ranks.
-  program_.num_padded_tokens = std::max(program_.num_padded_tokens, agreed.num_tokens);
-  program_.agreed = agreed;
-  LS_RETURN_IF_ERROR(transfer_step_.begin(transfers, program_));
-  LS_RETURN_UNLESS_FINE(transfer_step_.check_loads(transfers, decision.step));
-  summary_.seconds.program += watch.lap();
-  const auto requests = builder_.row_requests();
-  Checked reused;
-  // A worker whose views differ from the plan has no readable pages; execute() reports it.
-  if (engine_worker_ == nullptr || engine_worker_->views_hold())
-    reused = comparer_.check_reused(program_, requests);
-  summary_.seconds.compare += watch.lap();
-  if (!reused) return reused;
-  LS_RETURN_UNLESS_FINE(model_step_.apply(program_, requests, expected_));
-  LS_RETURN_UNLESS_FINE(pages_.apply(program_, requests));
-  LS_RETURN_UNLESS_FINE(transfer_step_.check_stores(transfers, decision.step));
-  // After the model has applied the step: it needs the loads within the step, and finds a wrong hit
-  // before its consequences appear as wrong attention.
-  LS_RETURN_UNLESS_FINE(check_hits(decision));
-  LS_RETURN_UNLESS_FINE(drafts_.apply(program_, requests));
-  planner_.plan(program_, requests, [&](std::size_t i) { return builder_.is_void(i); });
-  // In a team, member 0 executes while the others compute expectations, and then helps them.
-  // Neither side writes what the other reads.
-  next_piece_ = 0;
-  if (team_.size() == 1) expect(0);
-  summary_.seconds.program += watch.lap();
-  // The engine's own worker receives the decision itself, not the program.
-  if (engine_worker_ != nullptr) engine_worker_->decided(decision);
-  Result<void> ran;
-  team_.run([&](int member) {
-    if (member == 0) ran = backend_.execute(program_, readback_);
-    expect(member);
-  });
-  if (!ran) {
-    // Tells a failure of Lockstep's code in the worker's process from one of the worker.
-    if (engine_worker_ != nullptr)
-      if (const EngineFailure* failure = engine_worker_->harness_failure())
-        summary_.engine_failure = *failure;
-    return tl::unexpected(ran.error());
-  }
-  summary_.seconds.execute += watch.lap();
-  auto compared = comparer_.check_step(program_, requests, expected_, planner_, readback_, chain);
-  summary_.seconds.compare += watch.lap();
-  return compared;
-}
-
-// Computes the expensive part of what the step should show, in pieces that no member has taken yet:
-// first the fingerprints of written pages, then attention outputs. Pages with real states have no
-// image until their check settles them.
-void RankRun::expect(int member) {
-  for (std::int64_t piece = next_piece_++; piece <= planner_.num_pieces(); piece = next_piece_++) {
-    if (piece > 0)
-      planner_.expect(piece - 1, member);
-    else if (!model_.has_real_states())
-      for (const ModelPage& page : model_.written_pages()) model_.fingerprint(page);
-  }
-}
-
-// Checks the rows that an admitted request reads from blocks it did not compute. Rows after a
-// failed load are void and not checked.
-Checked RankRun::check_hits(const SchedulerOutput& decision) {
-  for (std::size_t i = 0; i < decision.scheduled.size(); ++i) {
-    const ScheduledRequest& scheduled = decision.scheduled[i];
-    if ((!scheduled.is_new && !scheduled.is_resumed) || builder_.is_void(i)) continue;
-    if (auto hit = check_hit(model_, worker_, worker_.at(scheduled.id), config_.backend.plan,
-                             decision.step, scheduled.computed);
-        !hit)
-      return hit;
-  }
-  return {};
-}
-
-Checked RankRun::finish(bool agreed) {
-  Stopwatch watch;
-  Checked compared;
-  // Without a step there is no program that a divergence could describe.
-  if (agreed && program_.step >= 0) compared = comparer_.check_all_pages();
-  summary_.seconds.compare += watch.lap();
-  summary_.rows_read += planner_.rows_read();
-  for (const KernelStatistics& kernel : backend_.kernel_statistics())
-    add_kernel(kernel, summary_.kernels);
-  // Ranks add up: each captures its own graphs.
-  const GraphStatistics graphs = backend_.graph_statistics();
-  summary_.graphs.captured += graphs.captured;
-  summary_.graphs.replayed += graphs.replayed;
-  summary_.graphs.dropped += graphs.dropped;
-  return compared;
-}
-
-void RankRun::add_not_checked(NotChecked& sum) const {
-  const ParallelRank& at = config_.backend.parallel;
-  if (config_.backend.context.rank != 0 || at.tp_rank != 0) return;
-  sum.rows_read += planner_.rows_read();
-  sum.rows_left_out += planner_.rows_left_out();
-  sum.tokens_asked += planner_.tokens_asked();
-  sum.tokens_left_out += planner_.tokens_left_out();
-  sum.ignored_zeros = std::max(sum.ignored_zeros, builder_.ignored_zeros());
-  sum.probe_rows_max = config_.budget.probe_rows;
-  sum.query_rows_max = std::max(sum.query_rows_max, query_plan_of(config_, backend_).rows);
-  for (std::string& line : backend_.not_checked()) sum.add(std::move(line), at.pp_rank);
-  for (const ModelLayer& layer : model_.layers())
-    if (layer.num_kv > 0 && !has_attention_oracle(layer))
-      sum.add(fmt::format("attention outputs of layer {}: {}", layer.name,
-                          is_hidden_state(layer.kind) ? "hidden states are not attended to"
-                                                      : "its elements are not numbers within +-1"),
-              -1);
-  if (const std::string formats = converted_formats(config_.backend); !formats.empty())
-    sum.add(fmt::format("conversion of K and V to {}: rows are moved as words; `--numbers real` "
-                        "converts, on cuda and simt",
-                        formats),
-            -1);
-}
 
 RunMemory::RunMemory(const RunConfig& config, std::span<MemoryCheck* const> checks,
                      RunSummary& summary)

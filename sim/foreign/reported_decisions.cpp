@@ -88,12 +88,11 @@ std::vector<RequestId> ReportedDecisions::ids_of(std::string_view key,
   std::vector<RequestId> ids;
   ids.reserve(names.size());
   for (const std::string& name : names) {
-    if (const RequestId* id = find(name)) {
+    if (const RequestId* id = find(name))
       ids.push_back(*id);
-    } else {
+    else
       reporter_->fail(
           fmt::format("{}: `{}` was never added, or its end has been reported", key, name));
-    }
   }
   return ids;
 }

@@ -84,11 +84,10 @@ void HiddenStateExtraction::add(RequestId id) {
 // The backend returns the rows of all extractions back to back, in their order: `at` walks them.
 Checked HiddenStateExtraction::compare(const StepReadback& readback) {
   // The extraction ran a kernel of its own, so its memory reports belong to this phase.
-  if (!readback.reports.empty()) {
+  if (!readback.reports.empty())
     return Divergence{.phase = Phase::extraction,
                       .step = program_.step,
                       .message = readback.reports.front().message};
-  }
   std::size_t at = 0;
   std::vector<std::uint8_t> expected;
   for (std::size_t i = 0; i < requests_.size(); ++i) {

@@ -174,13 +174,79 @@ class Pair final : public EngineOwner {
                  [this](std::string_view name) { return travellers_.transfer_of(name); }),
         travellers_(options, client, sender_, receiver_, ledger_) {}
 
-  Result<void> start();
-  Result<PairReport> run(const std::function<void(const PairProgress&)>& progress);
+  // Creates both engines and connects them. The engines hold references to the sender and the
+  // receiver, and these read the engines' schedulers, so attach() follows creation. Messages of
+  // errors name the engine.
+  Result<void> start() {
+    const auto start = [&](const LockstepConfig& config, const PairedParts& parts,
+                           std::string_view who,
+                           std::unique_ptr<PairedEngine>& engine) -> Result<void> {
+      auto created = PairedEngine::create(config, parts, options_.step_time, *this);
+      if (!created) return fail("{} engine: {}", who, created.error().message);
+      engine = std::move(*created);
+      return {};
+    };
+    const KVLoadFailurePolicy policy = options_.load_failure_policy;
+    if (auto started = start(options_.prefill,
+                             {.transfer = {&sender_, policy},
+                              .transfers = &sender_,
+                              .ranks = options_.prefill_ranks},
+                             "prefill", prefill_);
+        !started)
+      return started;
+    if (auto started = start(options_.decode,
+                             {.transfer = {&watched_, policy},
+                              .transfers = &receiver_.transfers(),
+                              .ranks = options_.decode_ranks},
+                             "decode", decode_);
+        !started)
+      return started;
+    sender_.attach(prefill_->scheduler());
+    receiver_.attach(decode_->scheduler());
+    watched_.attach(decode_->scheduler());
+    travellers_.attach(*prefill_, *decode_);
+    return take_arrivals();
+  }
 
+  // Runs until nothing can happen, the ledger has a finding, steps_max is reached, or a signal
+  // stops it.
+  Result<PairReport> run(const std::function<void(const PairProgress&)>& progress) {
+    for (;;) {
+      LS_ASSIGN_OR_RETURN(const auto moved, turn());
+      if (progress)
+        progress({.steps = num_steps(), .requests_ended = travellers_.counts().ended()});
+      if (!moved || ledger_.finding() || report_.is_cut_short) break;
+    }
+    LS_RETURN_IF_ERROR(close());
+    return std::move(report_);
+  }
+
+  // Supplies the tokens of a step. Only the decode engine's tokens reach the client. The prefill
+  // engine samples token 0, which no request reads: the decode engine computes that position again.
   Result<void> sample(PairedEngine& engine, std::int64_t step, std::span<const SampledRow> rows,
-                      ModelOutput& output) override;
-  void report(PairedEngine& engine, KVConnectorOutput& report) override;
-  void ended(PairedEngine& engine, const std::string& name, FinishReason reason) override;
+                      ModelOutput& output) override {
+    if (&engine == decode_.get()) return client_.sample(step, rows, output);
+    for (const SampledRow& row : rows) {
+      if (row.samples) output.tokens.push_back(0);  // not used, see above
+      output.token_ends.push_back(static_cast<std::uint32_t>(output.tokens.size()));
+    }
+    return {};
+  }
+
+  // Appends what the engine's connector reports with this step. A request in finished_sending frees
+  // its blocks in this step, so the ledger checks the release now.
+  void report(PairedEngine& engine, KVConnectorOutput& report) override {
+    if (&engine == decode_.get()) return watched_.report(report);
+    sender_.report(report);
+    for (const TransferId transfer : sender_.take_freed()) ledger_.given_back(transfer, now_ns_);
+  }
+  // The engine reports ends when its step starts in virtual time. They take effect when it ends: no
+  // block is read before the step has computed it. The ledger is notified at once: later, it would
+  // report the release as too early.
+  void ended(PairedEngine& engine, const std::string& name, FinishReason reason) override {
+    if (&engine == decode_.get()) ledger_.not_needed(travellers_.transfer_of(name));
+    ended_.push_back({engine.ready_ns(), &engine, name, reason});
+  }
   void refused(PairedEngine& engine, const std::string& name, const Error& why) override {
     travellers_.refused(engine, name, why);
   }
@@ -197,18 +263,161 @@ class Pair final : public EngineOwner {
     return {network_, self, peer, options_.times, options_.defect, report_.transfers};
   }
   std::int64_t num_steps() const { return prefill_->summary().steps + decode_->summary().steps; }
-  std::optional<std::int64_t> next_ns() const;
-  Result<bool> turn();
-  Result<bool> step(PairedEngine& engine, bool has_news);
-  Result<void> take_arrivals();
-  void take_ended();
-  void deliver();
+  // Returns the time of the next event; absent if none can ever happen again. An engine is an event
+  // source only while it wants a step: an idle engine with no event in its inbox would step forever
+  // without progress.
+  std::optional<std::int64_t> next_ns() const {
+    std::optional<std::int64_t> next;
+    take_sooner(next, client_.next_due_ns());
+    take_sooner(next, network_.next_due_ns());
+    take_sooner(next, sender_.next_timer_ns());
+    take_sooner(next, receiver_.next_timer_ns());
+    for (const Ended& ended : ended_) take_sooner(next, ended.at_ns);
+    if (prefill_->wants_step(sender_.has_news())) take_sooner(next, prefill_->ready_ns());
+    if (decode_->wants_step(receiver_.has_news())) take_sooner(next, decode_->ready_ns());
+    return next;
+  }
+
+  // Processes everything that is due at the next event's time. Returns false if no event remains or
+  // if an engine's run has ended.
+  Result<bool> turn() {
+    const auto next = next_ns();
+    if (!next) return false;
+    now_ns_ = std::max(now_ns_, *next);
+    sender_.at(now_ns_);
+    receiver_.at(now_ns_);
+    deliver();
+    LS_RETURN_IF_ERROR(take_arrivals());
+    take_ended();
+    travellers_.take_out_failed();
+    const auto prefilled = step(*prefill_, sender_.has_news());
+    if (!prefilled || !*prefilled) return prefilled;
+    LS_RETURN_IF_ERROR(sender_.take_staged(prefill_->ready_ns()));
+    return step(*decode_, receiver_.has_news());
+  }
+
+  // Runs one step if the engine wants one and has completed its previous step. Returns false if the
+  // engine's run has ended, with a divergence for example. Does nothing after a finding, so that
+  // the state of the run is the state at that finding.
+  Result<bool> step(PairedEngine& engine, bool has_news) {
+    if (!engine.wants_step(has_news) || engine.ready_ns() > now_ns_) return true;
+    if (report_.is_cut_short || ledger_.finding()) return true;
+    auto goes_on = engine.step(now_ns_);
+    report_.is_cut_short =
+        stop_requested() || (options_.steps_max > 0 && num_steps() >= options_.steps_max);
+    return goes_on;
+  }
+
+  // Applies the client's events up to now. Resets and pauses reach both engines, each before its
+  // own next step.
+  Result<void> take_arrivals() {
+    client_.advance_to(now_ns_);
+    std::vector<WorkloadEvent> events;
+    const LoopState state{.step = 0, .idle = false, .unfinished = !travellers_.is_empty()};
+    LS_RETURN_IF_ERROR(client_.next_turn(state, events));
+    for (WorkloadEvent& event : events) {
+      switch (event.kind) {
+        case WorkloadEvent::Kind::add:
+          travellers_.arrived(std::move(event.request), event.ticket);
+          break;
+        case WorkloadEvent::Kind::abort:
+          travellers_.abort_request(event.name);
+          break;
+        case WorkloadEvent::Kind::reset_prefix_cache:
+        case WorkloadEvent::Kind::pause_state:
+          prefill_->control(event);
+          decode_->control(event);
+          break;
+        case WorkloadEvent::Kind::output:
+          LS_CHECK(false, "an output, which no request trace has");
+      }
+    }
+    return {};
+  }
+
+  void take_ended() {
+    std::vector<Ended> due;
+    std::erase_if(ended_, [&](const Ended& ended) {
+      if (ended.at_ns > now_ns_) return false;
+      due.push_back(ended);
+      return true;
+    });
+    for (const Ended& ended : due)
+      travellers_.ended(*ended.engine, ended.name, ended.reason, ended.at_ns);
+  }
+
+  // Passes every packet that has arrived to its endpoint. A damaged packet counts as lost: the
+  // sender repeats it.
+  void deliver() {
+    while (const auto packet = network_.deliver(now_ns_)) {
+      const auto message = decode(packet->bytes);
+      if (!message)
+        ++report_.transfers.damaged;
+      else if (packet->to == kPrefillEndpoint)
+        sender_.take(*message);
+      else
+        receiver_.take(*message);
+    }
+  }
+
+  // Returns the payload of a stored block: the host block's bytes of each rank in rank order, or
+  // the content ids of its slots in runs without backends. The ledger checks it before it is sent.
   Result<std::vector<std::uint8_t>> read_block(TransferId id, BlockPlace place,
-                                               const BlockTransfer& staged);
+                                               const BlockTransfer& staged) {
+    std::vector<std::uint8_t> bytes;
+    if (!options_.has_pages()) bytes = prefill_->memory().read_block(staged.group, staged.block);
+    for (Backend* rank : options_.prefill_ranks) {
+      LS_ASSIGN_OR_RETURN(const auto part, rank->read_host_block(staged.group, staged.host));
+      bytes.insert(bytes.end(), part.begin(), part.end());
+    }
+    ledger_.read(id, place, bytes);
+    return bytes;
+  }
+
+  // Applies a delivered block. The ledger compares its bytes with the computed contents first and
+  // ends the run if they differ. So the decode engine's memory model may write those contents, not
+  // the bytes.
   void take_block(TransferId id, BlockPlace place, BlockId block,
-                  std::span<const std::uint8_t> bytes);
-  Result<void> close();
-  void find_divergence(std::string_view who, const RunSummary& engine);
+                  std::span<const std::uint8_t> bytes) {
+    ledger_.delivered(id, place, block, bytes);
+    decode_->memory().write_block(place.group, block, ledger_.contents(id, place));
+  }
+  // Completes both runs and decides the verdict. Only an undisturbed run is checked for requests
+  // that wait forever: after a finding or a cut, unfinished requests are expected. A stuck engine
+  // explains requests that never end, so the ledger's final checks run only without one.
+  Result<void> close() {
+    const bool is_whole = !ledger_.finding() && !report_.is_cut_short;
+    for (PairedEngine* engine : {prefill_.get(), decode_.get()})
+      if (is_whole) LS_RETURN_IF_ERROR(engine->close());
+    LS_ASSIGN_OR_RETURN(RunReport prefill, prefill_->finish());
+    LS_ASSIGN_OR_RETURN(RunReport decode, decode_->finish());
+    static_cast<TravellerCounts&>(report_) = travellers_.counts();
+    report_.prefill = std::move(prefill.summary);
+    report_.decode = std::move(decode.summary);
+    report_.network = network_.counts();
+    report_.simulated_ns = now_ns_;
+    report_.blocks_checked = ledger_.num_deliveries();
+    find_divergence("prefill", report_.prefill);
+    find_divergence("decode", report_.decode);
+    const bool is_stuck =
+        report_.prefill.verdict == Verdict::liveness || report_.decode.verdict == Verdict::liveness;
+    if (is_whole && !is_stuck) ledger_.finish();
+    report_.finding = ledger_.finding();
+    if (report_.finding)
+      report_.verdict = PairVerdict::broken;
+    else if (is_stuck)
+      report_.verdict = PairVerdict::liveness;
+    return {};
+  }
+
+  // Turns an engine's divergence from its backend into a finding that names the engine.
+  void find_divergence(std::string_view who, const RunSummary& engine) {
+    if (engine.divergence)
+      ledger_.found(
+          "memory.divergence",
+          fmt::format("{} engine, {} of step {}: {}", who, name_of(engine.divergence->phase),
+                      engine.divergence->step, engine.divergence->message));
+  }
 
   const PairOptions& options_;
   Workload& client_;
@@ -231,236 +440,6 @@ class Pair final : public EngineOwner {
   std::vector<Ended> ended_;
   std::int64_t now_ns_ = 0;
 };
-
-// Creates both engines and connects them. The engines hold references to the sender and the
-// receiver, and these read the engines' schedulers, so attach() follows creation. Messages of
-// errors name the engine.
-Result<void> Pair::start() {
-  const auto start = [&](const LockstepConfig& config, const PairedParts& parts,
-                         std::string_view who,
-                         std::unique_ptr<PairedEngine>& engine) -> Result<void> {
-    auto created = PairedEngine::create(config, parts, options_.step_time, *this);
-    if (!created) return fail("{} engine: {}", who, created.error().message);
-    engine = std::move(*created);
-    return {};
-  };
-  const KVLoadFailurePolicy policy = options_.load_failure_policy;
-  if (auto started = start(
-          options_.prefill,
-          {.transfer = {&sender_, policy}, .transfers = &sender_, .ranks = options_.prefill_ranks},
-          "prefill", prefill_);
-      !started)
-    return started;
-  if (auto started = start(options_.decode,
-                           {.transfer = {&watched_, policy},
-                            .transfers = &receiver_.transfers(),
-                            .ranks = options_.decode_ranks},
-                           "decode", decode_);
-      !started)
-    return started;
-  sender_.attach(prefill_->scheduler());
-  receiver_.attach(decode_->scheduler());
-  watched_.attach(decode_->scheduler());
-  travellers_.attach(*prefill_, *decode_);
-  return take_arrivals();
-}
-
-// Runs until nothing can happen, the ledger has a finding, steps_max is reached, or a signal stops
-// it.
-Result<PairReport> Pair::run(const std::function<void(const PairProgress&)>& progress) {
-  for (;;) {
-    LS_ASSIGN_OR_RETURN(const auto moved, turn());
-    if (progress) progress({.steps = num_steps(), .requests_ended = travellers_.counts().ended()});
-    if (!moved || ledger_.finding() || report_.is_cut_short) break;
-  }
-  LS_RETURN_IF_ERROR(close());
-  return std::move(report_);
-}
-
-// Returns the time of the next event; absent if none can ever happen again. An engine is an event
-// source only while it wants a step: an idle engine with no event in its inbox would step forever
-// without progress.
-std::optional<std::int64_t> Pair::next_ns() const {
-  std::optional<std::int64_t> next;
-  take_sooner(next, client_.next_due_ns());
-  take_sooner(next, network_.next_due_ns());
-  take_sooner(next, sender_.next_timer_ns());
-  take_sooner(next, receiver_.next_timer_ns());
-  for (const Ended& ended : ended_) take_sooner(next, ended.at_ns);
-  if (prefill_->wants_step(sender_.has_news())) take_sooner(next, prefill_->ready_ns());
-  if (decode_->wants_step(receiver_.has_news())) take_sooner(next, decode_->ready_ns());
-  return next;
-}
-
-// Processes everything that is due at the next event's time. Returns false if no event remains or
-// if an engine's run has ended.
-Result<bool> Pair::turn() {
-  const auto next = next_ns();
-  if (!next) return false;
-  now_ns_ = std::max(now_ns_, *next);
-  sender_.at(now_ns_);
-  receiver_.at(now_ns_);
-  deliver();
-  LS_RETURN_IF_ERROR(take_arrivals());
-  take_ended();
-  travellers_.take_out_failed();
-  const auto prefilled = step(*prefill_, sender_.has_news());
-  if (!prefilled || !*prefilled) return prefilled;
-  LS_RETURN_IF_ERROR(sender_.take_staged(prefill_->ready_ns()));
-  return step(*decode_, receiver_.has_news());
-}
-
-// Runs one step if the engine wants one and has completed its previous step. Returns false if the
-// engine's run has ended, with a divergence for example. Does nothing after a finding, so that the
-// state of the run is the state at that finding.
-Result<bool> Pair::step(PairedEngine& engine, bool has_news) {
-  if (!engine.wants_step(has_news) || engine.ready_ns() > now_ns_) return true;
-  if (report_.is_cut_short || ledger_.finding()) return true;
-  auto goes_on = engine.step(now_ns_);
-  report_.is_cut_short =
-      stop_requested() || (options_.steps_max > 0 && num_steps() >= options_.steps_max);
-  return goes_on;
-}
-
-// Passes every packet that has arrived to its endpoint. A damaged packet counts as lost: the sender
-// repeats it.
-void Pair::deliver() {
-  while (const auto packet = network_.deliver(now_ns_)) {
-    const auto message = decode(packet->bytes);
-    if (!message)
-      ++report_.transfers.damaged;
-    else if (packet->to == kPrefillEndpoint)
-      sender_.take(*message);
-    else
-      receiver_.take(*message);
-  }
-}
-
-// Applies the client's events up to now. Resets and pauses reach both engines, each before its own
-// next step.
-Result<void> Pair::take_arrivals() {
-  client_.advance_to(now_ns_);
-  std::vector<WorkloadEvent> events;
-  const LoopState state{.step = 0, .idle = false, .unfinished = !travellers_.is_empty()};
-  LS_RETURN_IF_ERROR(client_.next_turn(state, events));
-  for (WorkloadEvent& event : events) {
-    switch (event.kind) {
-      case WorkloadEvent::Kind::add:
-        travellers_.arrived(std::move(event.request), event.ticket);
-        break;
-      case WorkloadEvent::Kind::abort:
-        travellers_.abort_request(event.name);
-        break;
-      case WorkloadEvent::Kind::reset_prefix_cache:
-      case WorkloadEvent::Kind::pause_state:
-        prefill_->control(event);
-        decode_->control(event);
-        break;
-      case WorkloadEvent::Kind::output:
-        LS_CHECK(false, "an output, which no request trace has");
-    }
-  }
-  return {};
-}
-
-// The engine reports ends when its step starts in virtual time. They take effect when it ends: no
-// block is read before the step has computed it. The ledger is notified at once: later, it would
-// report the release as too early.
-void Pair::ended(PairedEngine& engine, const std::string& name, FinishReason reason) {
-  if (&engine == decode_.get()) ledger_.not_needed(travellers_.transfer_of(name));
-  ended_.push_back({engine.ready_ns(), &engine, name, reason});
-}
-
-void Pair::take_ended() {
-  std::vector<Ended> due;
-  std::erase_if(ended_, [&](const Ended& ended) {
-    if (ended.at_ns > now_ns_) return false;
-    due.push_back(ended);
-    return true;
-  });
-  for (const Ended& ended : due)
-    travellers_.ended(*ended.engine, ended.name, ended.reason, ended.at_ns);
-}
-
-// Supplies the tokens of a step. Only the decode engine's tokens reach the client. The prefill
-// engine samples token 0, which no request reads: the decode engine computes that position again.
-Result<void> Pair::sample(PairedEngine& engine, std::int64_t step, std::span<const SampledRow> rows,
-                          ModelOutput& output) {
-  if (&engine == decode_.get()) return client_.sample(step, rows, output);
-  for (const SampledRow& row : rows) {
-    if (row.samples) output.tokens.push_back(0);  // not used, see above
-    output.token_ends.push_back(static_cast<std::uint32_t>(output.tokens.size()));
-  }
-  return {};
-}
-
-// Appends what the engine's connector reports with this step. A request in finished_sending frees
-// its blocks in this step, so the ledger checks the release now.
-void Pair::report(PairedEngine& engine, KVConnectorOutput& report) {
-  if (&engine == decode_.get()) return watched_.report(report);
-  sender_.report(report);
-  for (const TransferId transfer : sender_.take_freed()) ledger_.given_back(transfer, now_ns_);
-}
-
-// Returns the payload of a stored block: the host block's bytes of each rank in rank order, or the
-// content ids of its slots in runs without backends. The ledger checks it before it is sent.
-Result<std::vector<std::uint8_t>> Pair::read_block(TransferId id, BlockPlace place,
-                                                   const BlockTransfer& staged) {
-  std::vector<std::uint8_t> bytes;
-  if (!options_.has_pages()) bytes = prefill_->memory().read_block(staged.group, staged.block);
-  for (Backend* rank : options_.prefill_ranks) {
-    LS_ASSIGN_OR_RETURN(const auto part, rank->read_host_block(staged.group, staged.host));
-    bytes.insert(bytes.end(), part.begin(), part.end());
-  }
-  ledger_.read(id, place, bytes);
-  return bytes;
-}
-
-// Applies a delivered block. The ledger compares its bytes with the computed contents first and
-// ends the run if they differ. So the decode engine's memory model may write those contents, not
-// the bytes.
-void Pair::take_block(TransferId id, BlockPlace place, BlockId block,
-                      std::span<const std::uint8_t> bytes) {
-  ledger_.delivered(id, place, block, bytes);
-  decode_->memory().write_block(place.group, block, ledger_.contents(id, place));
-}
-
-// Turns an engine's divergence from its backend into a finding that names the engine.
-void Pair::find_divergence(std::string_view who, const RunSummary& engine) {
-  if (engine.divergence)
-    ledger_.found(
-        "memory.divergence",
-        fmt::format("{} engine, {} of step {}: {}", who, name_of(engine.divergence->phase),
-                    engine.divergence->step, engine.divergence->message));
-}
-
-// Completes both runs and decides the verdict. Only an undisturbed run is checked for requests that
-// wait forever: after a finding or a cut, unfinished requests are expected. A stuck engine
-// explains requests that never end, so the ledger's final checks run only without one.
-Result<void> Pair::close() {
-  const bool is_whole = !ledger_.finding() && !report_.is_cut_short;
-  for (PairedEngine* engine : {prefill_.get(), decode_.get()})
-    if (is_whole) LS_RETURN_IF_ERROR(engine->close());
-  LS_ASSIGN_OR_RETURN(RunReport prefill, prefill_->finish());
-  LS_ASSIGN_OR_RETURN(RunReport decode, decode_->finish());
-  static_cast<TravellerCounts&>(report_) = travellers_.counts();
-  report_.prefill = std::move(prefill.summary);
-  report_.decode = std::move(decode.summary);
-  report_.network = network_.counts();
-  report_.simulated_ns = now_ns_;
-  report_.blocks_checked = ledger_.num_deliveries();
-  find_divergence("prefill", report_.prefill);
-  find_divergence("decode", report_.decode);
-  const bool is_stuck =
-      report_.prefill.verdict == Verdict::liveness || report_.decode.verdict == Verdict::liveness;
-  if (is_whole && !is_stuck) ledger_.finish();
-  report_.finding = ledger_.finding();
-  if (report_.finding)
-    report_.verdict = PairVerdict::broken;
-  else if (is_stuck)
-    report_.verdict = PairVerdict::liveness;
-  return {};
-}
 
 }  // namespace
 

@@ -50,11 +50,10 @@ Result<void> check_pair(const PairOptions& options) {
   if (options.offer_percent < 100 && !can_compute_lost_blocks(groups))
     return fail(
         "disaggregated prefill: partial offers need one group that keeps all blocks; omit --offer");
-  for (const LockstepConfig* config : {&options.prefill, &options.decode}) {
+  for (const LockstepConfig* config : {&options.prefill, &options.decode})
     if (num_ranks(config->backend) != config->backend.parallel.tp_size ||
         config->backend.context.num_ranks > 1 || config->data_parallel.dp_size > 1)
       return fail("disaggregated prefill: only blocks of tensor parallel ranks are transferred");
-  }
   if (options.staging_blocks < 1)
     return fail("disaggregated prefill: a staging buffer holds at least one block");
   return options.has_pages() ? check_pages(options) : Result<void>();

@@ -1,7 +1,5 @@
 #include "sim/pair/transfer_protocol.h"
 
-#include <algorithm>
-
 #include "base/check.h"
 #include "reference/memory/content.h"
 

@@ -200,6 +200,21 @@ struct Engine {
   std::unique_ptr<LockstepRun> run;
 };
 
+// Waiting requests include those that wait for a connector (vLLM, scheduler.py,
+// get_request_counts()), and those that the rank has not received yet. The null block is never in
+// use.
+RankLoad load_of(const Engine& engine, std::int64_t num_blocks) {
+  const std::int64_t waiting = std::ssize(engine.decisions->waiting()) +
+                               std::ssize(engine.decisions->skipped()) +
+                               engine.dealt->num_dealt_requests();
+  const auto usable = static_cast<double>(num_blocks - 1);
+  const auto free = static_cast<double>(engine.decisions->num_free_blocks());
+  return {.waiting = waiting,
+          .running = std::ssize(engine.decisions->running()),
+          .in_flight = engine.dealt->num_in_flight(),
+          .cache_usage = usable > 0 ? 1.0 - free / usable : 0.0};
+}
+
 // Runs all ranks in lockstep: turns, decisions, matching of the collectives, execution, each phase
 // on all ranks before the next. A rank cannot execute before the matching, since it needs the
 // others' token counts.
@@ -212,22 +227,219 @@ class DataParallelRun {
         profile_(engine_profile(config.engine.engine)),
         balancer_(profile_) {}
 
-  Result<void> begin(std::span<const EngineParts> engines);
-  Result<RunReport> run();
+  // Starts every engine, with equal sizes on all ranks: they are replicas with one configuration.
+  Result<void> begin(std::span<const EngineParts> engines) {
+    LS_CHECK(std::ssize(engines) == options_.dp_size, "{} engines for {} ranks", engines.size(),
+             options_.dp_size);
+    std::int64_t num_layers = 0;
+    for (const KVCacheGroupSpec& group : config_.backend.plan.groups)
+      num_layers += std::ssize(group.layer_names);
+    for (const EngineParts& parts : engines) {
+      LS_ASSIGN_OR_RETURN(auto run, LockstepRun::start(config_, parts.run));
+      engines_.push_back({&parts.run.decisions, &parts.dealt, &parts.run.workload, std::move(run)});
+      ranks_.emplace_back(options_, static_cast<std::int32_t>(ranks_.size()),
+                          RankSizes{.tp_size = config_.backend.parallel.tp_size,
+                                    .sync_rows = profile_.dp_sync_rows,
+                                    .num_layers = num_layers,
+                                    .max_capture_size = config_.backend.max_cudagraph_capture_size,
+                                    .max_tokens_per_step = config_.backend.max_tokens_per_step});
+    }
+    return {};
+  }
+
+  // Runs steps until the workload ends, a rank fails, or steps_max is reached.
+  Result<RunReport> run() {
+    while (config_.steps_max == 0 || steps_ < config_.steps_max) {
+      const bool idle =
+          !is_hindered(steps_) && !is_hindered(steps_ - 1) && !is_any_busy() &&
+          std::ranges::all_of(engines_, [](const Engine& engine) { return engine.run->is_idle(); });
+      std::vector<WorkloadEvent> events;
+      // A wave continues after its last request until the next vote. These steps are idle for the
+      // engines, but not for the run: the ranks do not know yet that no request is left.
+      const bool unfinished = has_unfinished();
+      LS_ASSIGN_OR_RETURN(
+          const auto turn,
+          workload_.next_turn(
+              {.step = steps_, .idle = idle && (!in_wave_ || unfinished), .unfinished = unfinished},
+              events));
+      if (turn == Turn::end || turn == Turn::cut) break;
+      if (turn == Turn::stuck) {
+        say_stuck(*std::ranges::find_if(engines_, [](const Engine& engine) {
+          return engine.decisions->has_unfinished_requests();
+        }));
+        break;
+      }
+      deal(std::move(events));
+      LS_ASSIGN_OR_RETURN(const auto go_on, step());
+      if (!go_on) break;
+    }
+    return finish();
+  }
 
  private:
-  Result<bool> step();
-  Result<bool> take_turns();
-  Result<bool> decide();
-  bool has_unfinished() const;
-  bool is_hindered(std::int64_t step) const;
-  bool is_any_busy() const;
-  void deal(std::vector<WorkloadEvent> events);
-  bool say_stuck(Engine& engine);
-  Result<bool> meet();
-  Result<bool> execute();
-  bool say_unmet(const UnmetCollective& unmet);
-  Result<RunReport> finish();
+  // Runs one step of all ranks. Returns false if the run ends.
+  Result<bool> step() {
+    if (const auto go_on = take_turns(); !go_on || !*go_on) return go_on;
+    const auto decided = decide();
+    ++steps_;
+    if (!decided || !*decided) return decided;
+    if (in_wave_)
+      if (auto met = meet(); !met || !*met) return met;
+    return execute();
+  }
+
+  // Passes each rank its events. Returns false if a rank is stuck.
+  Result<bool> take_turns() {
+    for (Engine& engine : engines_) {
+      LS_ASSIGN_OR_RETURN(
+          const Turn turn,
+          engine.run->take_turn({.step = steps_,
+                                 .idle = engine.run->is_idle(),
+                                 .unfinished = engine.decisions->has_unfinished_requests()}));
+      LS_CHECK(turn == Turn::step, "a rank ends by itself");
+      // A rank without requests makes no progress while the others run: that is not a deadlock.
+      const bool is_concerned = engine.decisions->has_unfinished_requests() || !has_unfinished();
+      if (engine.run->is_stuck() && is_concerned) return say_stuck(engine);
+    }
+    return true;
+  }
+
+  // Decides the step on every rank. Returns false if a rank's run has ended, with a divergence for
+  // example.
+  Result<bool> decide() {
+    scheduled_.clear();
+    for (Engine& engine : engines_) {
+      const auto go_on = engine.run->decide();
+      if (!go_on || !*go_on) return go_on;
+      scheduled_.push_back(engine.run->num_scheduled_tokens());
+    }
+    return true;
+  }
+
+  bool has_unfinished() const {
+    return std::ranges::any_of(
+        engines_, [](const Engine& engine) { return engine.decisions->has_unfinished_requests(); });
+  }
+  // A fault hinders some rank in that step, so an idle step proves nothing.
+  bool is_hindered(std::int64_t step) const {
+    return std::ranges::any_of(
+        engines_, [step](const Engine& engine) { return engine.workload->is_hindered(step); });
+  }
+  bool is_any_busy() const {
+    return std::ranges::any_of(engines_,
+                               [](const Engine& engine) { return engine.workload->is_busy(); });
+  }
+  // Distributes the events of a turn. A new request goes to the rank with the lowest load at that
+  // moment, so two arrivals in one turn go to different ranks of equal load. A new request starts a
+  // wave. Other events go to every rank, an abort only to ranks that have the request.
+  void deal(std::vector<WorkloadEvent> events) {
+    for (WorkloadEvent& event : events) {
+      if (event.kind == WorkloadEvent::Kind::add) {
+        std::vector<RankLoad> loads;
+        for (const Engine& engine : engines_)
+          loads.push_back(load_of(engine, config_.backend.plan.num_blocks));
+        engines_[balancer_.next(loads)].dealt->deal(std::move(event));
+        in_wave_ = true;
+        continue;
+      }
+      for (Engine& engine : engines_)
+        if (event.kind != WorkloadEvent::Kind::abort || engine.dealt->knows(event.name))
+          engine.dealt->deal(event);
+    }
+  }
+
+  // Marks the engine's run as stuck. Returns false: the run ends.
+  bool say_stuck(Engine& engine) {
+    engine.run->set_stuck();
+    return false;
+  }
+  // Matches the calls that the ranks make in the step. Returns false if they do not match.
+  Result<bool> meet() {
+    own_tokens_.clear();
+    for (std::size_t r = 0; r < ranks_.size(); ++r)
+      own_tokens_.push_back(ranks_[r].own_tokens(scheduled_[r]));
+    const bool votes = is_vote_step(profile_.dp_votes, ++steps_of_wave_);
+    std::vector<std::vector<Collective>> calls;
+    for (std::size_t r = 0; r < ranks_.size(); ++r) {
+      calls.push_back(ranks_[r].calls(scheduled_[r], own_tokens_, votes));
+      collectives_ += std::ssize(calls.back());
+      if (scheduled_[r] == 0) ++idle_rank_steps_;
+    }
+    if (const auto unmet = first_unmet(calls)) return say_unmet(*unmet);
+    return true;
+  }
+
+  // Executes the step on all ranks, then advances the shared clock by the largest batch of any
+  // rank. The wave ends in a step with a vote if no request is left.
+  Result<bool> execute() {
+    std::int64_t most = 0;
+    for (std::size_t r = 0; r < engines_.size(); ++r) {
+      const AgreedBatch agreed = in_wave_ ? ranks_[r].agreed_batch(own_tokens_) : AgreedBatch();
+      most = std::max({most, std::int64_t{agreed.num_tokens}, scheduled_[r]});
+      if (agreed.is_eager) ++eager_rank_steps_;
+      const auto go_on = engines_[r].run->execute(agreed);
+      if (!go_on || !*go_on) return go_on;
+    }
+    workload_.step_done(most);
+    for (Engine& engine : engines_) engine.dealt->pass_on();
+    if (in_wave_ && is_vote_step(profile_.dp_votes, steps_of_wave_) && !has_unfinished()) {
+      in_wave_ = false;
+      steps_of_wave_ = 0;
+    }
+    return true;
+  }
+
+  // Records the mismatch as the run's verdict. A rank that waits forever is a liveness failure of
+  // the waiting rank; a wrong shape is a divergence of the rank that differs. Returns false: the
+  // run ends.
+  bool say_unmet(const UnmetCollective& unmet) {
+    RunVerdict& found = unmet_.emplace();
+    const std::string what = fmt::format("step {}: {}", steps_ - 1, unmet.what);
+    if (unmet.hangs) {
+      found.verdict = Verdict::liveness;
+      found.stuck.push_back({fmt::format("data parallel rank {}", unmet.other), what});
+      found.stuck_total = 1;
+      found.stuck_dp_rank = unmet.other;
+      return false;
+    }
+    found.verdict = Verdict::divergence;
+    Divergence& divergence = found.divergence.emplace();
+    divergence.phase = Phase::collective;
+    divergence.step = steps_ - 1;
+    divergence.dp_rank = unmet.rank;
+    divergence.doing = "in a collective of the data parallel ranks";
+    divergence.message = what;
+    return false;
+  }
+
+  // Combines the engines' reports. Counts are added; the state hash depends on the order of ranks,
+  // so an exchange of two ranks' results changes it. The first rank that failed supplies the
+  // verdict, except that a mismatch of collectives comes first.
+  Result<RunReport> finish() {
+    RunReport report;
+    RunSummary& all = report.summary;
+    all.backend = engines_.front().run->summary().backend;
+    for (std::size_t r = 0; r < engines_.size(); ++r) {
+      LS_ASSIGN_OR_RETURN(auto one, engines_[r].run->finish());
+      const RunSummary& summary = report.engines.emplace_back(std::move(one.summary));
+      add_counts(summary, all);
+      all.state_hash.low = all.state_hash.low * 31 + summary.state_hash.low;
+      all.state_hash.high = all.state_hash.high * 31 + summary.state_hash.high;
+      if (all.verdict != Verdict::agreed || summary.verdict == Verdict::agreed) continue;
+      static_cast<RunVerdict&>(all) = summary;
+      if (all.divergence) all.divergence->dp_rank = static_cast<std::int32_t>(r);
+      if (all.stuck_total > 0) all.stuck_dp_rank = static_cast<std::int32_t>(r);
+    }
+    if (unmet_) static_cast<RunVerdict&>(all) = std::move(*unmet_);
+    all.steps = steps_;
+    all.simulated_ns = workload_.now_ns();
+    all.idle_rank_steps = idle_rank_steps_;
+    all.eager_rank_steps = eager_rank_steps_;
+    all.collectives_checked = collectives_;
+    all.seconds.wall = wall_.lap();
+    report.records_consumed = workload_.records_consumed();
+    return report;
+  }
 
   const RunConfig& config_;
   const DataParallelOptions& options_;
@@ -247,238 +459,6 @@ class DataParallelRun {
   std::optional<RunVerdict> unmet_;  // set by the first mismatch
   Stopwatch wall_;
 };
-
-// Starts every engine, with equal sizes on all ranks: they are replicas with one configuration.
-Result<void> DataParallelRun::begin(std::span<const EngineParts> engines) {
-  LS_CHECK(std::ssize(engines) == options_.dp_size, "{} engines for {} ranks", engines.size(),
-           options_.dp_size);
-  std::int64_t num_layers = 0;
-  for (const KVCacheGroupSpec& group : config_.backend.plan.groups)
-    num_layers += std::ssize(group.layer_names);
-  for (const EngineParts& parts : engines) {
-    LS_ASSIGN_OR_RETURN(auto run, LockstepRun::start(config_, parts.run));
-    engines_.push_back({&parts.run.decisions, &parts.dealt, &parts.run.workload, std::move(run)});
-    ranks_.emplace_back(options_, static_cast<std::int32_t>(ranks_.size()),
-                        RankSizes{.tp_size = config_.backend.parallel.tp_size,
-                                  .sync_rows = profile_.dp_sync_rows,
-                                  .num_layers = num_layers,
-                                  .max_capture_size = config_.backend.max_cudagraph_capture_size,
-                                  .max_tokens_per_step = config_.backend.max_tokens_per_step});
-  }
-  return {};
-}
-
-bool DataParallelRun::has_unfinished() const {
-  return std::ranges::any_of(
-      engines_, [](const Engine& engine) { return engine.decisions->has_unfinished_requests(); });
-}
-
-// A fault hinders some rank in that step, so an idle step proves nothing.
-bool DataParallelRun::is_hindered(std::int64_t step) const {
-  return std::ranges::any_of(
-      engines_, [step](const Engine& engine) { return engine.workload->is_hindered(step); });
-}
-
-bool DataParallelRun::is_any_busy() const {
-  return std::ranges::any_of(engines_,
-                             [](const Engine& engine) { return engine.workload->is_busy(); });
-}
-
-// Marks the engine's run as stuck. Returns false: the run ends.
-bool DataParallelRun::say_stuck(Engine& engine) {
-  engine.run->set_stuck();
-  return false;
-}
-
-// Runs steps until the workload ends, a rank fails, or steps_max is reached.
-Result<RunReport> DataParallelRun::run() {
-  while (config_.steps_max == 0 || steps_ < config_.steps_max) {
-    const bool idle =
-        !is_hindered(steps_) && !is_hindered(steps_ - 1) && !is_any_busy() &&
-        std::ranges::all_of(engines_, [](const Engine& engine) { return engine.run->is_idle(); });
-    std::vector<WorkloadEvent> events;
-    // A wave continues after its last request until the next vote. These steps are idle for the
-    // engines, but not for the run: the ranks do not know yet that no request is left.
-    const bool unfinished = has_unfinished();
-    LS_ASSIGN_OR_RETURN(
-        const auto turn,
-        workload_.next_turn(
-            {.step = steps_, .idle = idle && (!in_wave_ || unfinished), .unfinished = unfinished},
-            events));
-    if (turn == Turn::end || turn == Turn::cut) break;
-    if (turn == Turn::stuck) {
-      say_stuck(*std::ranges::find_if(engines_, [](const Engine& engine) {
-        return engine.decisions->has_unfinished_requests();
-      }));
-      break;
-    }
-    deal(std::move(events));
-    LS_ASSIGN_OR_RETURN(const auto go_on, step());
-    if (!go_on) break;
-  }
-  return finish();
-}
-
-// Waiting requests include those that wait for a connector (vLLM, scheduler.py,
-// get_request_counts()), and those that the rank has not received yet. The null block is never in
-// use.
-RankLoad load_of(const Engine& engine, std::int64_t num_blocks) {
-  const std::int64_t waiting = std::ssize(engine.decisions->waiting()) +
-                               std::ssize(engine.decisions->skipped()) +
-                               engine.dealt->num_dealt_requests();
-  const auto usable = static_cast<double>(num_blocks - 1);
-  const auto free = static_cast<double>(engine.decisions->num_free_blocks());
-  return {.waiting = waiting,
-          .running = std::ssize(engine.decisions->running()),
-          .in_flight = engine.dealt->num_in_flight(),
-          .cache_usage = usable > 0 ? 1.0 - free / usable : 0.0};
-}
-
-// Distributes the events of a turn. A new request goes to the rank with the lowest load at that
-// moment, so two arrivals in one turn go to different ranks of equal load. A new request starts a
-// wave. Other events go to every rank, an abort only to ranks that have the request.
-void DataParallelRun::deal(std::vector<WorkloadEvent> events) {
-  for (WorkloadEvent& event : events) {
-    if (event.kind == WorkloadEvent::Kind::add) {
-      std::vector<RankLoad> loads;
-      for (const Engine& engine : engines_)
-        loads.push_back(load_of(engine, config_.backend.plan.num_blocks));
-      engines_[balancer_.next(loads)].dealt->deal(std::move(event));
-      in_wave_ = true;
-      continue;
-    }
-    for (Engine& engine : engines_)
-      if (event.kind != WorkloadEvent::Kind::abort || engine.dealt->knows(event.name))
-        engine.dealt->deal(event);
-  }
-}
-
-// Passes each rank its events. Returns false if a rank is stuck.
-Result<bool> DataParallelRun::take_turns() {
-  for (Engine& engine : engines_) {
-    LS_ASSIGN_OR_RETURN(
-        const Turn turn,
-        engine.run->take_turn({.step = steps_,
-                               .idle = engine.run->is_idle(),
-                               .unfinished = engine.decisions->has_unfinished_requests()}));
-    LS_CHECK(turn == Turn::step, "a rank ends by itself");
-    // A rank without requests makes no progress while the others run: that is not a deadlock.
-    const bool is_concerned = engine.decisions->has_unfinished_requests() || !has_unfinished();
-    if (engine.run->is_stuck() && is_concerned) return say_stuck(engine);
-  }
-  return true;
-}
-
-// Decides the step on every rank. Returns false if a rank's run has ended, with a divergence for
-// example.
-Result<bool> DataParallelRun::decide() {
-  scheduled_.clear();
-  for (Engine& engine : engines_) {
-    const auto go_on = engine.run->decide();
-    if (!go_on || !*go_on) return go_on;
-    scheduled_.push_back(engine.run->num_scheduled_tokens());
-  }
-  return true;
-}
-
-// Runs one step of all ranks. Returns false if the run ends.
-Result<bool> DataParallelRun::step() {
-  if (const auto go_on = take_turns(); !go_on || !*go_on) return go_on;
-  const auto decided = decide();
-  ++steps_;
-  if (!decided || !*decided) return decided;
-  if (in_wave_)
-    if (auto met = meet(); !met || !*met) return met;
-  return execute();
-}
-
-// Matches the calls that the ranks make in the step. Returns false if they do not match.
-Result<bool> DataParallelRun::meet() {
-  own_tokens_.clear();
-  for (std::size_t r = 0; r < ranks_.size(); ++r)
-    own_tokens_.push_back(ranks_[r].own_tokens(scheduled_[r]));
-  const bool votes = is_vote_step(profile_.dp_votes, ++steps_of_wave_);
-  std::vector<std::vector<Collective>> calls;
-  for (std::size_t r = 0; r < ranks_.size(); ++r) {
-    calls.push_back(ranks_[r].calls(scheduled_[r], own_tokens_, votes));
-    collectives_ += std::ssize(calls.back());
-    if (scheduled_[r] == 0) ++idle_rank_steps_;
-  }
-  if (const auto unmet = first_unmet(calls)) return say_unmet(*unmet);
-  return true;
-}
-
-// Records the mismatch as the run's verdict. A rank that waits forever is a liveness failure of the
-// waiting rank; a wrong shape is a divergence of the rank that differs. Returns false: the run
-// ends.
-bool DataParallelRun::say_unmet(const UnmetCollective& unmet) {
-  RunVerdict& found = unmet_.emplace();
-  const std::string what = fmt::format("step {}: {}", steps_ - 1, unmet.what);
-  if (unmet.hangs) {
-    found.verdict = Verdict::liveness;
-    found.stuck.push_back({fmt::format("data parallel rank {}", unmet.other), what});
-    found.stuck_total = 1;
-    found.stuck_dp_rank = unmet.other;
-    return false;
-  }
-  found.verdict = Verdict::divergence;
-  Divergence& divergence = found.divergence.emplace();
-  divergence.phase = Phase::collective;
-  divergence.step = steps_ - 1;
-  divergence.dp_rank = unmet.rank;
-  divergence.doing = "in a collective of the data parallel ranks";
-  divergence.message = what;
-  return false;
-}
-
-// Executes the step on all ranks, then advances the shared clock by the largest batch of any rank.
-// The wave ends in a step with a vote if no request is left.
-Result<bool> DataParallelRun::execute() {
-  std::int64_t most = 0;
-  for (std::size_t r = 0; r < engines_.size(); ++r) {
-    const AgreedBatch agreed = in_wave_ ? ranks_[r].agreed_batch(own_tokens_) : AgreedBatch();
-    most = std::max({most, std::int64_t{agreed.num_tokens}, scheduled_[r]});
-    if (agreed.is_eager) ++eager_rank_steps_;
-    const auto go_on = engines_[r].run->execute(agreed);
-    if (!go_on || !*go_on) return go_on;
-  }
-  workload_.step_done(most);
-  for (Engine& engine : engines_) engine.dealt->pass_on();
-  if (in_wave_ && is_vote_step(profile_.dp_votes, steps_of_wave_) && !has_unfinished()) {
-    in_wave_ = false;
-    steps_of_wave_ = 0;
-  }
-  return true;
-}
-
-// Combines the engines' reports. Counts are added; the state hash depends on the order of ranks, so
-// an exchange of two ranks' results changes it. The first rank that failed supplies the verdict,
-// except that a mismatch of collectives comes first.
-Result<RunReport> DataParallelRun::finish() {
-  RunReport report;
-  RunSummary& all = report.summary;
-  all.backend = engines_.front().run->summary().backend;
-  for (std::size_t r = 0; r < engines_.size(); ++r) {
-    LS_ASSIGN_OR_RETURN(auto one, engines_[r].run->finish());
-    const RunSummary& summary = report.engines.emplace_back(std::move(one.summary));
-    add_counts(summary, all);
-    all.state_hash.low = all.state_hash.low * 31 + summary.state_hash.low;
-    all.state_hash.high = all.state_hash.high * 31 + summary.state_hash.high;
-    if (all.verdict != Verdict::agreed || summary.verdict == Verdict::agreed) continue;
-    static_cast<RunVerdict&>(all) = summary;
-    if (all.divergence) all.divergence->dp_rank = static_cast<std::int32_t>(r);
-    if (all.stuck_total > 0) all.stuck_dp_rank = static_cast<std::int32_t>(r);
-  }
-  if (unmet_) static_cast<RunVerdict&>(all) = std::move(*unmet_);
-  all.steps = steps_;
-  all.simulated_ns = workload_.now_ns();
-  all.idle_rank_steps = idle_rank_steps_;
-  all.eager_rank_steps = eager_rank_steps_;
-  all.collectives_checked = collectives_;
-  all.seconds.wall = wall_.lap();
-  report.records_consumed = workload_.records_consumed();
-  return report;
-}
 
 }  // namespace
 

@@ -152,11 +152,10 @@ class GivenConnector final : public KVConnector {
     const auto now = std::ranges::find_if(answers, [&](const Answer& answer) {
       return answer.step == step_ && answer.answer.local == local;
     });
-    if (now != answers.end()) {
+    if (now != answers.end())
       answers.erase(answers.begin(), now);
-    } else if (!answers.empty() && asked.was_asked && (asked.is_taken || !asked.is_answered)) {
+    else if (!answers.empty() && asked.was_asked && (asked.is_taken || !asked.is_answered))
       answers.erase(answers.begin());
-    }
     asked.was_asked = true;
     asked.is_taken = false;
     if (answers.empty()) return std::nullopt;

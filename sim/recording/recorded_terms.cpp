@@ -5,10 +5,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <iterator>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 #include "base/check.h"
 #include "base/number_text.h"

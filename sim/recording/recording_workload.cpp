@@ -6,7 +6,6 @@
 #include <deque>
 #include <map>
 #include <optional>
-#include <string>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
@@ -228,9 +227,8 @@ class RecordedWorkload final : public GrowingRecording {
     add_events(step_.during, events);
     if (decide_ == Decides::model || step_.output_of_step || !step_.scheduled.empty()) return;
     // Requests whose load failed, in a step without an output that could tell of their end.
-    for (const RecordedStopped& stopped : step_.stopped) {
+    for (const RecordedStopped& stopped : step_.stopped)
       events.push_back({.kind = WorkloadEvent::Kind::abort, .name = stopped.id});
-    }
   }
 
   // How soon a model answers is not the scheduler's decision.

@@ -4,7 +4,6 @@
 #include <memory>
 #include <utility>
 
-#include "sim/recording/recorded_terms.h"
 #include "traces/formats/engine_options.h"
 
 namespace lockstep {

@@ -8,7 +8,6 @@
 #include <set>
 #include <utility>
 
-#include "base/check.h"
 #include "base/line_reader.h"
 #include "base/names.h"
 #include "traces/formats/step_hashes.h"

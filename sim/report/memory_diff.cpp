@@ -92,15 +92,6 @@ Result<std::vector<ReleaseMemory>> memory_of_releases(const ModelSpec& model,
   return releases;
 }
 
-bool is_same_memory(std::span<const ReleaseMemory> releases) {
-  return std::ranges::all_of(releases, [&](const ReleaseMemory& one) {
-    return one.refused == releases.front().refused &&
-           one.num_blocks == releases.front().num_blocks &&
-           one.bytes_per_block == releases.front().bytes_per_block &&
-           one.capacity_tokens == releases.front().capacity_tokens;
-  });
-}
-
 // The change of a release is relative to the previous one that starts.
 std::string memory_table(const ModelSpec& model, const PlanOptions& options,
                          std::span<const ReleaseMemory> releases) {

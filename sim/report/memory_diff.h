@@ -41,9 +41,6 @@ Result<std::vector<ReleaseMemory>> memory_of_releases(const ModelSpec& model,
                                                       EngineConfig engine,
                                                       std::span<const std::string> engines);
 
-// Returns true if all of them have the same capacity or the same refusal. REQUIRES: at least one.
-bool is_same_memory(std::span<const ReleaseMemory> releases);
-
 // Returns a table with one release per line, and the change of capacity from line to line.
 std::string memory_table(const ModelSpec& model, const PlanOptions& options,
                          std::span<const ReleaseMemory> releases);

@@ -10,7 +10,6 @@
 #include "reference/memory/model_placement.h"
 #include "reference/plan/capacity.h"
 #include "reference/plan/model_spec.h"
-#include "reference/plan/page_size.h"
 #include "reference/plan/planner.h"
 #include "reference/plan/rank_plan.h"
 #include "reference/profiles/engine_profile.h"

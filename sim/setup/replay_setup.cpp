@@ -89,16 +89,14 @@ void take_trace(std::shared_ptr<const Trace> trace, PreparedReplay& prepared) {
 // options, because a recording's configuration has already started an engine.
 Result<void> check_engine(const EngineConfig& engine) {
   LS_RETURN_IF_ERROR(check_step(engine.max_num_batched_tokens, engine.max_num_seqs));
-  if (!engine.enable_chunked_prefill && engine.max_num_batched_tokens < engine.max_model_len) {
+  if (!engine.enable_chunked_prefill && engine.max_num_batched_tokens < engine.max_model_len)
     return fail(
         "--no-chunked-prefill with --max-num-batched-tokens {} below --max-model-len {}: the "
         "longest prompts would never fit into a step",
         engine.max_num_batched_tokens, engine.max_model_len);
-  }
-  if (engine.long_prefill_token_threshold > engine.max_model_len) {
+  if (engine.long_prefill_token_threshold > engine.max_model_len)
     return fail("--long-prefill-token-threshold {} is more than --max-model-len {}",
                 engine.long_prefill_token_threshold, engine.max_model_len);
-  }
   return {};
 }
 

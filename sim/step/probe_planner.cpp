@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "base/check.h"
-#include "reference/memory/attention_oracle.h"
 #include "reference/plan/rank_plan.h"
 #include "reference/types/token_rows.h"
 #include "sim/step/draft_planner.h"

@@ -3,7 +3,6 @@
 #include <fmt/core.h>
 #include <nlohmann/json.hpp>
 
-#include "base/check.h"
 #include "base/names.h"
 #include "base/number_text.h"
 

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/check.h"
 #include "base/names.h"
 
 namespace lockstep {

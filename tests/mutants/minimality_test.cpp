@@ -61,11 +61,8 @@ std::vector<Smaller> each_smaller(const SavedCase& saved) {
   }
   for (const std::string& name : all_engine_options({}).given)
     if (name != "engine" && !name.starts_with("max_"))
-      add(all, saved, "option " + name, [&](SavedCase& other) {
-        EngineOptions as_by_default;
-        as_by_default.given = {name};
-        apply_engine_options(as_by_default, other.engine);
-      });
+      add(all, saved, "option " + name,
+          [&](SavedCase& other) { run_field(name).copy(RunSpec{}, other); });
   for (const RunField& field : run_fields())
     if (field.saved_in == SavedIn::settings && !field.is_default(saved))
       add(all, saved, "setting " + std::string(field.name),

@@ -6,6 +6,7 @@
 
 #include <sstream>
 
+#include "base/output_file.h"
 #include "tests/traces/sample_generator.h"
 #include "tests/traces/text_files.h"
 #include "traces/formats/engine_options.h"
@@ -135,7 +136,7 @@ Trace trace_of_everything() {
 TEST(RequestTrace, WritingAndReadingIsTheIdentity) {
   const Trace trace = trace_of_everything();
   const std::string path = temporary_path("trace");
-  ASSERT_TRUE(write_request_trace(path, trace));
+  ASSERT_TRUE(write_output(path, trace_to_text(trace)));
   const auto read = read_trace(path);
   ASSERT_TRUE(read) << read.error().message;
   EXPECT_EQ(read->header, trace.header);
@@ -301,7 +302,7 @@ TEST(SampleTrace, TheBundledFileIsWhatTheGeneratorMakes) {
   ASSERT_TRUE(samples);
   const std::string made = trace_to_text(make_sample_trace({}));
   const std::string path = temporary_path("shared_prefixes.jsonl");
-  ASSERT_TRUE(write_request_trace(path, make_sample_trace({})));
+  ASSERT_TRUE(write_output(path, made));
   EXPECT_TRUE(made == read_whole((*samples / "shared_prefixes.jsonl").string()))
       << "the generator makes " << path << " instead; when that is meant, copy it over the sample";
   EXPECT_LT(made.size(), 150'000u);

@@ -23,13 +23,6 @@ const RunField* find_option(std::string_view name) {
   return field != nullptr && field->saved_in == SavedIn::engine ? field : nullptr;
 }
 
-// REQUIRES: the name came out of read_engine_options() or all_engine_options().
-const RunField& known_option(std::string_view name) {
-  const RunField* option = find_option(name);
-  LS_CHECK(option != nullptr, "unknown engine option {}", name);
-  return *option;
-}
-
 // An option of request inputs: its name in files, and how it is read and written.
 struct InputOption {
   std::string_view name;
@@ -78,13 +71,6 @@ const InputOption* find_input_option(std::string_view name) {
   return found == std::end(kInputOptions) ? nullptr : found;
 }
 
-// Rows read and write members of a RunSpec, so an engine's options are wrapped into one.
-RunSpec run_of(const EngineConfig& engine) {
-  RunSpec run;
-  run.engine = engine;
-  return run;
-}
-
 }  // namespace
 
 // Duplicate keys are refused by the JSON reader; `given` therefore has each name once.
@@ -108,14 +94,16 @@ EngineOptions read_engine_options(JsonValue value, InputsIn inputs_in) {
 }
 
 void write_engine_options(JsonWriter& out, const EngineOptions& options) {
-  const RunSpec run = run_of(options.config);
+  // Rows write members of a RunSpec, so the engine's options are wrapped into one.
+  RunSpec run;
+  run.engine = options.config;
   out.begin_object();
   for (const std::string& name : options.given) {
     const InputOption* const input = find_input_option(name);
     if (input != nullptr)
       input->write(out.key(name), options.inputs);
     else
-      known_option(name).write(out.key(name), run);
+      run_field(name).write(out.key(name), run);
   }
   out.end_object();
 }
@@ -125,14 +113,6 @@ EngineOptions all_engine_options(const EngineConfig& config) {
   for (const RunField& field : run_fields())
     if (field.saved_in == SavedIn::engine) options.given.emplace_back(field.name);
   return options;
-}
-
-void apply_engine_options(const EngineOptions& options, EngineConfig& config) {
-  const RunSpec from = run_of(options.config);
-  RunSpec to = run_of(config);
-  for (const std::string& name : options.given)
-    if (find_input_option(name) == nullptr) known_option(name).copy(from, to);
-  config = to.engine;
 }
 
 template <class Io>

@@ -27,8 +27,6 @@ void write_engine_options(JsonWriter& out, const EngineOptions& options);
 // Returns `config` with every option marked as given: saved cases state all of them, so that a
 // later change of a default does not change the case.
 EngineOptions all_engine_options(const EngineConfig& config);
-// Overwrites in `config` the options that `options` gives.
-void apply_engine_options(const EngineOptions& options, EngineConfig& config);
 
 // Returns the header of a recording of this configuration. Both block sizes stay 0: the engine
 // derives them. Options that have their default are omitted, except for those that every recording

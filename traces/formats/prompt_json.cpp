@@ -33,10 +33,9 @@ TokenRun symbolic_run(std::uint64_t seed, std::int64_t count) {
 void check_size(JsonValue value, const Prompt& prompt) {
   const std::int64_t size = prompt.size();
   if (size == 0) value.refuse("a prompt of at least one token");
-  if (size > kPromptTokensMax) {
+  if (size > kPromptTokensMax)
     value.refuse_because(
         fmt::format("found a prompt of {} tokens; expected at most {}", size, kPromptTokensMax));
-  }
 }
 
 // {"ids":[[first,count],...],"length":n}: runs of consecutive ids, as most prompts have them.
@@ -69,13 +68,12 @@ Prompt read_hash_ids(JsonObject& object, JsonValue runs, const std::optional<Has
     for (std::int64_t i = 0; i < count; ++i) hash_ids.push_back(first++);
   }
   auto prompt = prompt_of_hash_ids(hash_ids, length, *ids, ordinal);
-  if (!prompt) {
+  if (!prompt)
     runs.refuse_because(
         fmt::format("found {}{} ids for {} tokens; expected {} (blocks of {}, tail {})",
                     static_cast<std::int64_t>(hash_ids.size()) > expected ? "more than " : "",
                     std::min<std::int64_t>(hash_ids.size(), expected), length, expected,
                     ids->block_tokens, ids->tail == IdTail::ceil ? "ceil" : "floor"));
-  }
   return prompt.value_or(Prompt{});
 }
 
@@ -99,9 +97,8 @@ void read_run(JsonValue element, Prompt& prompt) {
   const JsonArray run = element.array();
   const bool is_tokens = run.size() == 2 && run[0].is_string() && run[0].string() == "tokens";
   if (is_tokens) return append_tokens(prompt, read_token_ids(run[1]));
-  if (run.size() != 4) {
+  if (run.size() != 4)
     return element.refuse("[\"seeded\" or \"symbolic\", seed, first, count] or [\"tokens\", [..]]");
-  }
   constexpr JsonWord<TokenRun::Kind> kKinds[] = {{"seeded", TokenRun::Kind::seeded},
                                                  {"symbolic", TokenRun::Kind::symbolic}};
   TokenRun read;
@@ -122,9 +119,8 @@ std::optional<std::vector<std::uint64_t>> hash_ids_of(const Prompt& prompt,
   if (prompt.runs.size() < expected) return std::nullopt;
   std::vector<std::uint64_t> hash_ids;
   for (std::size_t i = 0; i < expected; ++i) hash_ids.push_back(prompt.runs[i].seed);
-  for (const std::uint64_t id : hash_ids) {
+  for (const std::uint64_t id : hash_ids)
     if (id > kHashIdMax) return std::nullopt;
-  }
   const auto made = prompt_of_hash_ids(hash_ids, prompt.size(), ids, ordinal);
   return made && *made == prompt ? std::optional(hash_ids) : std::nullopt;
 }
@@ -306,11 +302,9 @@ void write_prompt(JsonWriter& out, const Prompt& prompt, const std::optional<Has
     out.begin_object().integer("length", prompt.size()).end_object();
     return;
   }
-  if (ids) {
-    if (const auto hash_ids = hash_ids_of(prompt, *ids, ordinal)) {
+  if (ids)
+    if (const auto hash_ids = hash_ids_of(prompt, *ids, ordinal))
       return write_hash_ids(out, *hash_ids, prompt.size());
-    }
-  }
   write_runs(out, prompt);
 }
 

@@ -57,14 +57,12 @@ RecordingReader& RecordingReader::operator=(RecordingReader&&) noexcept = defaul
 RecordingReader::~RecordingReader() = default;
 
 Result<RecordingReader> RecordingReader::open(const std::string& path) {
-  auto lines = LineReader::open(path);
-  if (!lines) return tl::unexpected(lines.error());
-  auto state = std::make_unique<State>(std::move(*lines));
+  LS_ASSIGN_OR_RETURN(auto lines, LineReader::open(path));
+  auto state = std::make_unique<State>(std::move(lines));
   std::string_view line;
-  if (const auto got = state->lines.next(line); !got) return tl::unexpected(got.error());
-  if (state->json.parse(line, 1, state->lines.is_cut_off())) {
+  LS_RETURN_IF_ERROR(state->lines.next(line));
+  if (state->json.parse(line, 1, state->lines.is_cut_off()))
     state->header = read_recording_header(state->json.root());
-  }
   if (!state->json.ok()) return state->json.failure();
   return RecordingReader(std::move(state));
 }
@@ -84,12 +82,11 @@ Result<bool> RecordingReader::next(RecordedStep& step) {
   State& state = *state_;
   if (state.ended) return false;
   std::string_view line;
-  const auto got = state.lines.next(line);
-  if (!got) return tl::unexpected(got.error());
+  LS_ASSIGN_OR_RETURN(const bool got, state.lines.next(line));
   const std::int64_t number = state.lines.number();
   // A missing end line, or a torn last line without a newline, is what a killed process leaves: the
   // steps before it stay usable. A torn line that ends in a newline is damage and is refused.
-  if (!*got) return state.cut_off();
+  if (!got) return state.cut_off();
   if (state.json.parse(line, number, state.lines.is_cut_off())) {
     const JsonValue root = state.json.root();
     if (root.is_object() && JsonValue(root).object().has("end")) {
@@ -97,9 +94,9 @@ Result<bool> RecordingReader::next(RecordedStep& step) {
       state.ended = true;
       // Anything after the end line means that two recordings were joined or that the end is not
       // the last write; the line number of the extra line is reported.
-      const auto behind = state.json.ok() ? state.lines.next(line) : Result<bool>(false);
-      if (!behind) return tl::unexpected(behind.error());
-      if (*behind)
+      LS_ASSIGN_OR_RETURN(const bool has_more,
+                          state.json.ok() ? state.lines.next(line) : Result<bool>(false));
+      if (has_more)
         state.json.fail_line(number + 1, "found a line after the end line; expected none");
     } else {
       step = read_recorded_step(root, state.header, state.next_step++);
@@ -141,10 +138,9 @@ RecordingWriter::~RecordingWriter() = default;
 
 Result<RecordingWriter> RecordingWriter::create(const std::string& path,
                                                 const RecordingHeader& header) {
-  auto file = OutputFile::create(path);
-  if (!file) return tl::unexpected(file.error());
+  LS_ASSIGN_OR_RETURN(auto file, OutputFile::create(path));
   return RecordingWriter(
-      std::make_unique<State>(State{std::move(*file), recording_header_line(header)}));
+      std::make_unique<State>(State{std::move(file), recording_header_line(header)}));
 }
 
 Result<void> RecordingWriter::write(const RecordedStep& step) {
@@ -164,17 +160,15 @@ std::string cut_off_text(const RecordingEnd& end) {
 }
 
 Result<Recording> read_recording(const std::string& path) {
-  auto reader = RecordingReader::open(path);
-  if (!reader) return tl::unexpected(reader.error());
-  Recording recording{.header = reader->header(), .steps = {}, .end = {}};
+  LS_ASSIGN_OR_RETURN(auto reader, RecordingReader::open(path));
+  Recording recording{.header = reader.header(), .steps = {}, .end = {}};
   while (true) {
     RecordedStep step;
-    const auto more = reader->next(step);
-    if (!more) return tl::unexpected(more.error());
-    if (!*more) break;
+    LS_ASSIGN_OR_RETURN(const bool more, reader.next(step));
+    if (!more) break;
     recording.steps.push_back(std::move(step));
   }
-  recording.end = reader->end();
+  recording.end = reader.end();
   return recording;
 }
 

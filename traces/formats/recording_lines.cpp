@@ -76,9 +76,7 @@ void write_add(JsonWriter& out, const RecordedEvent& event) {
   if (event.priority_given) out.integer("priority", request.priority);
   if (!request.cache_salt.empty()) out.string("cache_salt", request.cache_salt);
   if (request.eos_token) out.integer("eos", *request.eos_token);
-  if (!request.stop_token_ids.empty()) {
-    out.key("stop_token_ids").integers(request.stop_token_ids);
-  }
+  if (!request.stop_token_ids.empty()) out.key("stop_token_ids").integers(request.stop_token_ids);
   write_rare_request_keys(out, request);
   FieldWriter io(out);
   rest_of_add(io, event);
@@ -460,9 +458,8 @@ RequestSpec read_added_request(JsonObject& object, bool& priority_given, AddedFo
   priority_given = static_cast<bool>(priority);
   if (priority) request.priority = priority.integer<std::int32_t>();
   if (auto salt = object.optional("cache_salt")) request.cache_salt = salt.nonempty_string();
-  if (auto eos = object.optional("eos")) {
+  if (auto eos = object.optional("eos"))
     request.eos_token = eos.integer<std::int32_t>(0, kTokenIdMax);
-  }
   if (auto stop = object.optional("stop_token_ids")) {
     request.stop_token_ids = read_token_ids(stop);
     if (request.stop_token_ids.empty()) stop.refuse("at least one token, or no such key");

@@ -8,7 +8,6 @@
 
 #include "base/json_fields.h"
 #include "base/line_reader.h"
-#include "base/output_file.h"
 #include "traces/formats/engine_options.h"
 #include "traces/formats/lines_json.h"
 #include "traces/formats/prompt_json.h"
@@ -116,10 +115,9 @@ bool ends_request(const RequestSpec& spec, std::int32_t token) {
 void check_end(JsonValue output_value, const TraceRequest& request) {
   const OutputPlan& output = request.output;
   const RequestSpec& spec = request.spec;
-  if (output.length > spec.max_tokens) {
+  if (output.length > spec.max_tokens)
     output_value.refuse_because(fmt::format(
         "found {} output tokens; expected at most max_tokens, {}", output.length, spec.max_tokens));
-  }
   if (spec.min_tokens > output.length)
     output_value.refuse_because(
         fmt::format("found {} output tokens; expected at least min_tokens, {}", output.length,
@@ -143,12 +141,11 @@ void check_end(JsonValue output_value, const TraceRequest& request) {
                       token_at(i), i, output.length));
     }
   }
-  if (output.length < spec.max_tokens && !ended && !repeats) {
+  if (output.length < spec.max_tokens && !ended && !repeats)
     output_value.refuse_because(
         fmt::format("found {0} output tokens and nothing that ends the request there; expected "
                     "max_tokens {0} or an eos token at the end",
                     output.length));
-  }
 }
 
 // Prompts depend on the trace's convention and on the request's number in it.
@@ -236,23 +233,20 @@ TraceRecord TraceRecordReader::read(JsonValue value) {
   if (request.after.empty()) check_time(object, request.spec.arrival_ns);
   if (!request.after.empty()) {
     JsonValue after = object.required("after");
-    for (JsonValue name : after.array()) {
+    for (JsonValue name : after.array())
       if (!names_.contains(std::string(name.string())))
         name.refuse("an earlier request of this trace");
-    }
   }
-  if (!names_.insert(request.spec.name).second) {
+  if (!names_.insert(request.spec.name).second)
     object.required("id").refuse("a name that no earlier request has");
-  }
   return request;
 }
 
 // The message names the previous time, as sorting the file is the usual repair.
 void TraceRecordReader::check_time(JsonObject& object, std::int64_t t_ns) {
-  if (t_ns < last_t_ns_) {
+  if (t_ns < last_t_ns_)
     object.required("t").refuse(
         fmt::format("at least {}, the time of the record before", last_t_ns_));
-  }
   last_t_ns_ = t_ns;
 }
 
@@ -372,10 +366,6 @@ std::string trace_to_text(const Trace& trace) {
     if (std::holds_alternative<TraceRequest>(record)) ++ordinal;
   }
   return text + trace_end_line(trace.records.size());
-}
-
-Result<void> write_request_trace(const std::string& path, const Trace& trace) {
-  return write_output(path, trace_to_text(trace));
 }
 
 }  // namespace lockstep

@@ -154,6 +154,5 @@ std::string trace_record_line(const TraceHeader& header, const TraceRecord& reco
                               std::uint64_t ordinal);
 std::string trace_end_line(std::uint64_t num_records);
 std::string trace_to_text(const Trace& trace);
-Result<void> write_request_trace(const std::string& path, const Trace& trace);
 
 }  // namespace lockstep

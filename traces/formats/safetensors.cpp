@@ -147,9 +147,7 @@ Result<std::vector<SafeTensor>> read_safetensors(std::span<const std::uint8_t> f
   std::vector<SafeTensor> tensors;
   for (const auto& [name, entry] : header.items()) {
     if (name == "__metadata__") continue;
-    auto tensor = read_tensor(name, entry, data);
-    if (!tensor) return tl::unexpected(tensor.error());
-    tensors.push_back(std::move(*tensor));
+    LS_ASSIGN_OR_RETURN(tensors.emplace_back(), read_tensor(name, entry, data));
   }
   std::ranges::stable_sort(tensors, {}, [](const SafeTensor& tensor) {
     return std::pair(tensor.bytes.data(), tensor.bytes.size());

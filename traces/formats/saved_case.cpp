@@ -140,12 +140,11 @@ class CaseReader {
     if (!json_.ok()) return false;
     std::string_view line;
     const auto got = lines_.next(line);
-    if (!got) {
+    if (!got)
       json_.fail_with(got.error());
-    } else if (!*got) {
+    else if (!*got)
       json_.fail_line(lines_.number(),
                       fmt::format("found the end of the file; expected {}", expected));
-    }
     return json_.ok() && json_.parse(line, lines_.number(), lines_.is_cut_off());
   }
 

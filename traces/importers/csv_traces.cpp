@@ -154,9 +154,8 @@ std::optional<std::int64_t> utc_ns_of(std::string_view timestamp) {
   constexpr std::size_t kWholeSeconds = 19;
   if (timestamp.size() < kWholeSeconds || timestamp[4] != '-' || timestamp[7] != '-' ||
       (timestamp[10] != ' ' && timestamp[10] != 'T') || timestamp[13] != ':' ||
-      timestamp[16] != ':') {
+      timestamp[16] != ':')
     return std::nullopt;
-  }
   const auto year = digits_of(timestamp.substr(0, 4), 1970, 2199);
   const auto month = digits_of(timestamp.substr(5, 2), 1, 12);
   const auto day = digits_of(timestamp.substr(8, 2), 1, 31);

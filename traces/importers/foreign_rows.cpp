@@ -29,9 +29,8 @@ std::string name_of_files(const std::string& path, const ImportOptions& options)
 }
 
 JsonValue optional_alias(JsonObject& object, std::string_view name, std::string_view alias) {
-  if (object.has(name) && object.has(alias)) {
+  if (object.has(name) && object.has(alias))
     object.refuse_because(fmt::format("found both \"{}\" and \"{}\"; expected one", name, alias));
-  }
   return object.has(alias) ? object.optional(alias) : object.optional(name);
 }
 
@@ -121,9 +120,8 @@ std::vector<std::string_view> split_cells(std::string_view line) {
 
 std::optional<std::int64_t> digits_of(std::string_view text, std::int64_t min, std::int64_t max) {
   if (text.empty() ||
-      !std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; })) {
+      !std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; }))
     return std::nullopt;
-  }
   std::int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc{} || end != text.data() + text.size()) return std::nullopt;

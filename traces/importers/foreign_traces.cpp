@@ -116,11 +116,10 @@ Result<BenchmarkFile> read_benchmark_file(const std::string& path) {
     LS_ASSIGN_OR_RETURN(const auto more, lines.next(line));
     if (!more) return file;
     if (json.parse(line, lines.number(), lines.is_cut_off())) {
-      if (lines.number() == 1) {
+      if (lines.number() == 1)
         file = read_header(json.root());
-      } else {
+      else
         file.requests.push_back(read_request(json.root(), names));
-      }
     }
     if (!json.ok()) return json.failure();
   }

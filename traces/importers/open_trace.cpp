@@ -11,6 +11,7 @@
 
 #include "base/json_reader.h"
 #include "base/line_reader.h"
+#include "base/number_text.h"
 #include "traces/formats/step_hashes.h"
 #include "traces/importers/foreign_rows.h"
 #include "traces/importers/foreign_traces.h"
@@ -113,9 +114,8 @@ tl::unexpected<Error> unknown_format(const std::string& path, std::string_view l
   if (StepHashesReader::is_header(line))
     return fail("{}: step hashes of a run; `lockstep same` compares two of them", path);
   std::string formats;
-  for (const KnownFormat& format : kFormats) {
+  for (const KnownFormat& format : kFormats)
     formats += fmt::format("{}{} ({})", formats.empty() ? "" : ", ", format.name, format.sign);
-  }
   return fail("{}:1: found \"{}\", the first line of no known format; expected one of: {}", path,
               printable_excerpt(line), formats);
 }
@@ -148,12 +148,10 @@ Result<std::int64_t> number_of(std::string_view name, std::string_view text) {
 template <class T>
 Result<T> word_of(std::string_view name, std::string_view text,
                   std::initializer_list<std::pair<std::string_view, T>> words) {
-  std::string known_words;
-  for (const auto& [word, meaning] : words) {
+  for (const auto& [word, meaning] : words)
     if (word == text) return meaning;
-    known_words += fmt::format("{}{}", known_words.empty() ? "" : ", ", word);
-  }
-  return fail("{}: found \"{}\"; expected one of {}", name, text, known_words);
+  return fail("{}: found \"{}\"; expected one of {}", name, text,
+              joined(words, [](const auto& known) { return known.first; }));
 }
 
 // Sets the option `name`. One branch per option: the table in docs/formats.md lists them in the

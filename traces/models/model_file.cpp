@@ -26,9 +26,8 @@ bool is_folder(const fs::path& path) {
 
 // The first candidate that is a folder; absent: none is.
 std::optional<fs::path> first_folder(std::initializer_list<fs::path> candidates) {
-  for (const fs::path& candidate : candidates) {
+  for (const fs::path& candidate : candidates)
     if (is_folder(candidate)) return candidate;
-  }
   return std::nullopt;
 }
 
@@ -47,9 +46,8 @@ std::optional<fs::path> find_data_dir() {
 }
 
 std::string data_dir_hint() {
-  if (const char* named = data_variable()) {
+  if (const char* named = data_variable())
     return fmt::format("no folder {} ($LOCKSTEP_DATA)", named);
-  }
   return "no folder ../shared next to the project, and $LOCKSTEP_DATA is not set";
 }
 

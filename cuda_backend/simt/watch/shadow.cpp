@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <bit>
 
-#include "cuda_backend/simt/cta_scheduler.h"
-
 namespace simt {
 
 void ReleaseClock::begin_launch() {
