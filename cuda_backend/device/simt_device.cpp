@@ -34,8 +34,8 @@ class SimtDevice final : public Device {
     place_.stream = executor_->stream();
     place_.whole_warps = false;
     // Checked launches have a GPU's shapes, so that conflicts between threads show. The plain build
-    // is for speed.
-    place_.cta_threads = 128;
+    // is for speed, in CTAs that threads share.
+    place_.cta_threads = mode == CheckMode::fast ? 32 : 128;
     place_.items_per_thread = mode == CheckMode::fast ? 8 : 1;
     place_.items_per_reducer = mode == CheckMode::fast ? 1 << 20 : 32;
   }

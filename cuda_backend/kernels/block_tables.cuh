@@ -138,10 +138,19 @@ __device__ __forceinline__ bool is_left_out(const SlotMappingParams& p, const Gr
 // The inputs of a layer, made from content ids by rule (1) of sim/protocol/backend.h. They replace
 // the model's projections: a contiguous row per source row and head.
 
+#if KERNELS_HAVE_WIDE_WORDS
+[[maybe_unused]] LS_WIDE_WORDS static void fill_eights(const FillRowsParams& p,
+                                                       std::uint64_t row_key, std::byte* row) {
+  WideWords at = row_key + WideWords{1, 2, 3, 4, 5, 6, 7, 8} * kGolden;
+  for (std::int32_t i = 0; i < p.row_bytes; i += 64, at += 8 * kGolden)
+    store_wide(row + i, (mix8(at) & p.keep_mask) | p.set_mask);
+}
+#endif
+
 // Grid: flat over (source row, head, item); a thread makes its item of K and of V.
-// kVectors: rows are multiples of 16 bytes, an item is 16 bytes. Otherwise an item is one word; the
-// last word of a row may be shorter.
-template <bool kVectors>
+// kItem: bytes of an item. 0: a whole row, of multiples of 64 bytes; 16: rows are multiples of 16
+// bytes; 8: the last word of a row may be shorter.
+template <int kItem>
 __global__ void fill_rows_kernel(FillRowsParams p, Divisor items_per_row, Divisor num_kv_heads,
                                  std::int32_t unit) {
   const std::uint32_t count = p.num_rows * num_kv_heads.value * items_per_row.value;
@@ -155,7 +164,11 @@ __global__ void fill_rows_kernel(FillRowsParams p, Divisor items_per_row, Diviso
       const std::uint64_t row_key =
           mix(content ^ coordinate(p.layer, p.first_part + part, p.first_head + head));
       std::byte* out = (part == 0 ? p.key : p.value) + std::int64_t(row) * p.row_bytes;
-      if constexpr (kVectors) {
+      if constexpr (kItem == 0) {
+#if KERNELS_HAVE_WIDE_WORDS
+        fill_eights(p, row_key, out);
+#endif
+      } else if constexpr (kItem == 16) {
         const std::uint64_t low = (row_word(row_key, 2 * index) & p.keep_mask) | p.set_mask;
         const std::uint64_t high = (row_word(row_key, 2 * index + 1) & p.keep_mask) | p.set_mask;
         *reinterpret_cast<simt::vec16*>(out + 16 * std::int64_t(index)) = join_words(low, high);

@@ -1,5 +1,8 @@
 // Launchers for block tables, slots and rows: inputs from content ids, rows into the cache and out.
 #include "cuda_backend/launch/launchers.h"
+
+#include <array>
+
 #include "cuda_backend/kernels/block_moves.cuh"
 #include "cuda_backend/kernels/block_tables.cuh"
 #include "cuda_backend/kernels/cache_write.cuh"
@@ -64,9 +67,14 @@ int launch_fill_rows(const LaunchPlace& place, const FillRowsParams& params) {
   const std::int64_t items_per_row = divide_up(params.row_bytes, vectors ? 16 : 8);
   const std::int64_t items = std::int64_t{params.num_rows} * params.num_kv_heads * items_per_row;
   if (items >= kMaxFlatItems) return too_large();
-  auto* kernel = vectors ? fill_rows_kernel<true> : fill_rows_kernel<false>;
+  auto* kernel = vectors ? fill_rows_kernel<16> : fill_rows_kernel<8>;
+  bool whole = false;
+#if KERNELS_HAVE_WIDE_WORDS
+  whole = params.row_bytes % 64 == 0 && has_wide_words();
+  if (whole) kernel = fill_rows_kernel<0>;
+#endif
   return status_of(simt::launch(flat_grid(place, "fill_rows", items), kernel, params,
-                                make_divisor(static_cast<std::uint32_t>(items_per_row)),
+                                make_divisor(static_cast<std::uint32_t>(whole ? 1 : items_per_row)),
                                 make_divisor(params.num_kv_heads), widest_unit(params.row_bytes)));
 }
 
@@ -250,9 +258,14 @@ int write_parts_of(const LaunchPlace& place, const WritePartsParams& parts,
                    const WriteShape& shape) {
   switch (shape.scaling) {
     case Scaling::none:
-      if (!shape.in_pieces)
+      if (!shape.in_pieces) {
+#if KERNELS_HAVE_WIDE_WORDS
+        if (shape.unit_bytes == 16 && shape.row_bytes % 64 == 0)
+          return move_rows<std::array<simt::vec16, 4>>(place, parts);
+#endif
         return for_unit(shape.unit_bytes,
                         [&](auto unit) { return move_rows<decltype(unit)>(place, parts); });
+      }
       [[fallthrough]];
     case Scaling::per_tensor:
       if (shape.in_pieces)

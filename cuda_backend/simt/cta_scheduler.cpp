@@ -99,10 +99,13 @@ void CtaScheduler::work() {
 void CtaScheduler::begin_thread(Worker& worker, unsigned thread) {
   const uint3& dim = launch_.block_dim;
   worker.thread = thread;
-  worker.thread_index = dim.y == 1 && dim.z == 1 ? uint3{thread, 0, 0}
-                                                 : uint3{thread % dim.x, thread / dim.x % dim.y,
-                                                         thread / (dim.x * dim.y)};
-  simt_current_thread_idx = worker.thread_index;
+  const bool is_flat = dim.y == 1 && dim.z == 1;
+  const unsigned x = is_flat ? thread : thread % dim.x;
+  const unsigned y = is_flat ? 0 : thread / dim.x % dim.y;
+  const unsigned z = is_flat ? 0 : thread / (dim.x * dim.y);
+  worker.thread_index = {x, y, z};
+  // Not a copy: a load of two words just stored waits for all stores of the previous thread.
+  simt_current_thread_idx = {x, y, z};
   if (!launch_.stamps) return;
   worker.epoch = base_epoch_;
   worker.accesses = worker.acquired = worker.fence_stamp = 0;

@@ -1,6 +1,8 @@
 #include "cuda_backend/simt/fiber.h"
 
 #include <sys/mman.h>
+#include <utility>
+#include <vector>
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
@@ -18,6 +20,9 @@ constexpr std::size_t kGuardBytes = 4096;
 constexpr std::size_t kColourBytes = 5 * 64;
 constexpr std::size_t kColouredBytes = 8192;
 
+// Of fibers that this thread has destroyed: a search makes an executor for each case.
+thread_local std::vector<VirtualRange> spare_stacks;
+
 // Both sides of a switch: the fiber that stops and the fiber that continues.
 struct Passage {
   Fiber* from;
@@ -32,12 +37,17 @@ Fiber::~Fiber() {
 #elif defined(__SANITIZE_THREAD__)
   if (stack_ && thread_ != nullptr) __tsan_destroy_fiber(thread_);
 #endif
+  if (stack_) spare_stacks.push_back(std::move(stack_));
 }
 
 bool Fiber::map_stack(unsigned colour) {
-  stack_ = VirtualRange::reserve(kGuardBytes + kStackBytes);
-  if (!stack_) return false;
-  mprotect(stack_.base(), kGuardBytes, PROT_NONE);
+  if (!spare_stacks.empty()) {
+    stack_ = std::move(spare_stacks.back());
+    spare_stacks.pop_back();
+  } else if (stack_ = VirtualRange::reserve(kGuardBytes + kStackBytes);
+             !stack_ || mprotect(stack_.base(), kGuardBytes, PROT_NONE) != 0) {
+    return false;
+  }
   stack_begin_ = stack_.begin() + kGuardBytes;
   usable_bytes_ = kStackBytes - colour * kColourBytes % kColouredBytes;
   sanitizer_bottom_ = stack_.base() + kGuardBytes;

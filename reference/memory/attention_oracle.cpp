@@ -61,16 +61,18 @@ void decode_row(std::uint64_t key, DType dtype, std::span<double> row) {
 // Decodes a row of the layer as attention reads it from the cache: quantized and read back.
 void decode_row(std::uint64_t key, const ModelLayer& layer, std::span<double> row) {
   if (layer.latent != LatentFormat::none) return decode_latent_row(key, layer.latent, row);
-  const WordShape shape = shape_of_row(key, layer.words);
+  const WordShape& of = layer.words;
+  // Most rows, without a copy of the shape.
+  if (of.stored == nullptr && of.by_largest == nullptr && of.by_group == nullptr && !of.is_int4)
+    return decode_row(key, layer.dtype, row);
+  const WordShape shape = shape_of_row(key, of);
   for (std::size_t i = 0; shape.is_int4 && i < row.size(); ++i)
     row[i] = shape.int4.worth(shape.int4.nearest(source_number(key, i)));
   // An int4 row has no other elements.
   if (shape.is_int4) return;
   const StoredNumbers* stored = shape.stored;
-  const bool by_group = layer.words.by_group != nullptr;
-  if (stored == nullptr && !by_group) return decode_row(key, layer.dtype, row);
   for (std::size_t i = 0; i < row.size(); ++i) {
-    if (by_group && i % 16 == 0) stored = &numbers_of_group(key, i / 16, layer.words);
+    if (of.by_group != nullptr && i % 16 == 0) stored = &numbers_of_group(key, i / 16, of);
     row[i] = stored->worth(source_index(row_word(key, i / 4, {}) >> 16 * (i % 4)));
   }
 }

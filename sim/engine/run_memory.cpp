@@ -220,13 +220,13 @@ class RankRun final {
 
  private:
   // Computes the expensive part of what the step should show, in pieces that no member has taken
-  // yet: first the fingerprints of written pages, then attention outputs. Pages with real states
-  // have no image until their check settles them.
+  // yet: first the fingerprints of written pages, then digests and attention outputs. Pages with
+  // real states have no image until their check settles them.
   void expect(int member) {
     for (std::int64_t piece = next_piece_++; piece <= planner_.num_pieces();
          piece = next_piece_++) {
       if (piece > 0)
-        planner_.expect(piece - 1, member);
+        planner_.expect(program_, piece - 1, member);
       else if (!model_.has_real_states())
         for (const ModelPage& page : model_.written_pages()) model_.fingerprint(page);
     }

@@ -120,10 +120,7 @@ void ProbePlanner::probe(StepProgram& program, std::span<const RequestId> reques
                             .layer = at.layer,
                             .first = static_cast<std::int32_t>(first),
                             .last = static_cast<std::int32_t>(last)});
-  PrefixContent& contents = is_cross_attention(spec_of(layer)) ? request.encoder : request.prefix;
-  probes_.push_back(
-      {.request = requests[at.index],
-       .digest = layer.lane > 0 ? drafted.digest : contents.attention_digest(layer, first, last)});
+  probes_.push_back({.request = requests[at.index], .digest = drafted.digest});
 }
 
 // Probes the written positions of each candidate, the newest if the budget does not cover all.
@@ -276,8 +273,19 @@ std::int64_t ProbePlanner::add_query(StepProgram& program, RequestId id, const C
   return rows_read;
 }
 
-void ProbePlanner::expect(std::int64_t piece, int member) {
-  const auto [index, kv_head] = pieces_[static_cast<std::size_t>(piece)];
+// One thread makes all digests: they extend the sums of their requests. Those of a draft model's
+// layers are known.
+void ProbePlanner::expect(const StepProgram& program, std::int64_t piece, int member) {
+  for (std::size_t i = 0; piece == 0 && i < probes_.size(); ++i) {
+    const AttentionProbe& probe = program.probes[i];
+    const ModelLayer& layer = model_.layers()[probe.layer];
+    if (layer.lane > 0) continue;
+    WorkerRequest& request = worker_.at(probes_[i].request);
+    PrefixContent& contents = is_cross_attention(spec_of(layer)) ? request.encoder : request.prefix;
+    probes_[i].digest = contents.attention_digest(layer, probe.first, probe.last);
+  }
+  if (piece == 0) return;
+  const auto [index, kv_head] = pieces_[static_cast<std::size_t>(piece - 1)];
   QueryExpectation& query = queries_[index];
   const ModelLayer& layer = model_.layers()[query.layer];
   const auto elements = static_cast<std::size_t>(layer.share.queries_per_kv * layer.head_size);

@@ -57,13 +57,14 @@ class ProbePlanner {
   // read: their contents are undefined.
   void plan(StepProgram& program, std::span<const RequestId> requests,
             const std::function<bool(std::size_t)>& is_void);
-  // Expected results of the planned queries are computed in pieces, which threads may share while a
-  // backend executes the queries. `member`: below num_members, one thread at a time.
-  std::int64_t num_pieces() const { return std::ssize(pieces_); }
-  void expect(std::int64_t piece, int member);
+  // Expected results of the planned program are computed in pieces, which threads may share while a
+  // backend executes it: first all digests, then queries. `member`: below num_members, one thread
+  // at a time.
+  std::int64_t num_pieces() const { return 1 + std::ssize(pieces_); }
+  void expect(const StepProgram& program, std::int64_t piece, int member);
 
-  std::span<const ProbeExpectation> probes() const { return probes_; }
   // REQUIRES: expect() of every piece since the last plan().
+  std::span<const ProbeExpectation> probes() const { return probes_; }
   std::span<const QueryExpectation> queries() const { return queries_; }
   std::int64_t rows_read() const { return rows_read_; }          // since the start
   std::int64_t rows_left_out() const { return rows_left_out_; }  // readable, but not read
