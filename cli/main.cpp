@@ -25,7 +25,7 @@
 #include "cli/output/terminal.h"
 
 // A generated case makes two thousand small objects and destroys them: malloc and free take 180
-// instructions for each, these operators 40. Sanitizers keep their own, which find freed memory.
+// instructions for each, these operators 45. Sanitizers keep their own, which find freed memory.
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 namespace {
 
