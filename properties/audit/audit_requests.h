@@ -138,14 +138,11 @@ class AuditRequests {
  public:
   using Map = std::map<std::string, AuditRequest>;
 
-  // Null: no live request has the name.
+  // Null: no live request has the name. Ledgers ask for one request several times in a row.
   AuditRequest* find(const std::string& name) {
+    if (found_ != nullptr && found_->name == name) return found_;
     const auto found = by_name_.find(name);
-    return found == by_name_.end() ? nullptr : &found->second;
-  }
-  const AuditRequest* find(const std::string& name) const {
-    const auto found = by_name_.find(name);
-    return found == by_name_.end() ? nullptr : &found->second;
+    return found_ = found == by_name_.end() ? nullptr : &found->second;
   }
   // Adds a request with the tokens of its prompt; a request of the same name is replaced. `in_use`
   // calls its argument with the index of each request that the pool still names.
@@ -167,6 +164,7 @@ class AuditRequests {
 
  private:
   Map by_name_;
+  AuditRequest* found_ = nullptr;              // last
   std::map<std::int32_t, KeyedRequest> keys_;  // by index: of live requests and of block holders
   std::size_t num_keys_max_ = 4096;            // when unused entries are removed
   std::int32_t num_requests_ = 0;

@@ -109,30 +109,39 @@ class PoolContents {
   std::int64_t zeroed_in(BlockId block) const { return at(block).zeroed_in; }
   bool belongs_to(BlockId block, std::int32_t group) const { return at(block).group == group; }
 
-  // `before` is the content of the previous token. REQUIRES: offset below the block size (2).
-  void write(BlockId block, std::int32_t offset, const PoolSlot& content, std::uint64_t before) {
+  // Contents of the tokens of `writer` from `position` on; `before` is that of the previous one.
+  // REQUIRES: slots below the block size (2).
+  void write(BlockId block, std::int32_t offset, std::span<const std::uint64_t> contents,
+             std::int32_t writer, std::int32_t position, std::uint64_t before) {
     Block& b = at(block);
-    LS_CHECK(offset >= 0 && offset < b.num_slots, "slot {} of {} in block {}", offset, b.num_slots,
-             index_of(block));
-    if (std::cmp_greater_equal(offset, b.slots.size()))
-      b.slots.resize(std::min(b.num_slots, std::max(2 * (offset + 1), 64)));
-    const bool is_same = b.slots[offset].content == content.content;
-    b.slots[offset] = content;
-    if (is_same && offset < b.end_of_run) return;
-    const bool continues =
-        offset > b.first_of_run && offset <= b.end_of_run && b.slots[offset - 1].content == before;
-    if (!continues) b.first_of_run = offset;
-    b.end_of_run = offset + 1;
+    const std::int32_t end = offset + static_cast<std::int32_t>(contents.size());
+    LS_CHECK(offset >= 0 && end <= b.num_slots, "slots [{}, {}) of {} in block {}", offset, end,
+             b.num_slots, index_of(block));
+    if (std::cmp_greater(end, b.slots.size()))
+      b.slots.resize(std::min(b.num_slots, std::max(2 * end, 64)));
+    for (const std::uint64_t content : contents) {
+      const bool is_same = b.slots[offset].content == content && offset < b.end_of_run;
+      b.slots[offset] = {content, writer, position++};
+      const bool continues = offset > b.first_of_run && offset <= b.end_of_run &&
+                             b.slots[offset - 1].content == before;
+      if (!is_same && !continues) b.first_of_run = offset;
+      if (!is_same) b.end_of_run = offset + 1;
+      before = content;
+      ++offset;
+    }
   }
   // Sets what is known of the following tokens.
   void set_behind(BlockId block, std::int32_t offset, std::uint64_t next_content) {
     Block& b = at(block);
     if (std::cmp_less(offset, b.slots.size())) b.slots[offset].next_content = next_content;
   }
-  // True if slots [first, end) are part of a run (3).
-  bool is_run(BlockId block, std::int32_t first, std::int32_t end) const {
+  // True if slots [first, end) of a block of `group` are part of a run (3) that has this content at
+  // its end.
+  bool is_run_of(BlockId block, std::int32_t group, std::int32_t first, std::int32_t end,
+                 std::uint64_t content) const {
     const Block& b = at(block);
-    return first >= b.first_of_run && end <= b.end_of_run;
+    return first >= b.first_of_run && end <= b.end_of_run && b.group == group &&
+           b.slots[static_cast<std::size_t>(end) - 1].content == content;
   }
   PoolSlot read(BlockId block, std::int32_t offset) const {
     const Block& b = at(block);
@@ -140,6 +149,9 @@ class PoolContents {
                ? b.slots[static_cast<std::size_t>(offset)]
                : PoolSlot{};
   }
+
+  // Up to the last one that was written.
+  std::span<const PoolSlot> slots(BlockId block) const { return at(block).slots; }
 
   PoolState& state(BlockId block) { return at(block).state; }
 
@@ -243,7 +255,7 @@ inline std::int32_t ceil_div32(std::int32_t a, std::int32_t b) { return (a + b -
 
 class FindingList {
  public:
-  FindingList(const AuditSetup& setup, const AuditRequests& requests, const PoolContents& pool)
+  FindingList(const AuditSetup& setup, AuditRequests& requests, const PoolContents& pool)
       : setup_(setup), requests_(requests), pool_(pool) {}
 
   void begin_step(std::int64_t step) { step_ = step; }
@@ -272,7 +284,7 @@ class FindingList {
 
  private:
   const AuditSetup& setup_;
-  const AuditRequests& requests_;
+  AuditRequests& requests_;
   const PoolContents& pool_;
   std::int64_t step_ = -1;
   PerRequest<std::vector<bool>> wrong_;  // per group

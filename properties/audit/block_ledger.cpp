@@ -109,7 +109,7 @@ bool BlockLedger::extend(const RecordedScheduled& row, AuditRequest& request, st
         std::min(table.size(), static_cast<std::size_t>(spec_of(g).num_speculative_blocks));
     const std::vector<BlockId> movable(table.end() - static_cast<std::ptrdiff_t>(num_movable),
                                        table.end());
-    const std::vector<BlockId> own = g < kept.size() ? kept[g] : std::vector<BlockId>();
+    const std::span<const BlockId> own = g < kept.size() ? kept[g] : std::span<const BlockId>();
     for (const BlockId block : (*row.blocks)[g]) {
       if (index_of(block) < 0 || index_of(block) >= pool_.num_blocks()) {
         report(AuditRule::recording, request, g, -1, block,
@@ -264,6 +264,7 @@ const AuditRequest* BlockLedger::reader_of(BlockId block, const AuditRequest* ho
     for (std::size_t g = 0; g < num_groups(); ++g) {
       if (is_state(spec_of(g))) continue;
       const std::vector<BlockId>& table = other.tables[g];
+      if (std::ranges::find(table, block) == table.end()) continue;
       // A finished request may have freed window blocks that its in-flight drafts had passed.
       const std::int32_t reached =
           other.has_left ? std::max(other.computed, other.scheduled_to) : other.computed;
@@ -294,10 +295,11 @@ void BlockLedger::check_common_prefix(const RecordedStep& step) {
   if (!step.common_prefix_blocks) return;
   for (std::size_t g = 0; g < std::min(num_groups(), step.common_prefix_blocks->size()); ++g) {
     const auto num_common = static_cast<std::size_t>(std::max((*step.common_prefix_blocks)[g], 0));
+    if (num_common == 0) continue;
     const std::vector<BlockId>* first = nullptr;
     for (const std::string& name : step.running) {
       const AuditRequest* request = requests_.find(name);
-      if (request == nullptr || num_common == 0) continue;
+      if (request == nullptr) continue;
       const std::vector<BlockId>& table = request->tables[g];
       if (first == nullptr) first = &table;
       if (table.size() >= num_common && first->size() >= num_common &&

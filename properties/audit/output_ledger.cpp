@@ -42,10 +42,12 @@ struct Queued {
   std::string_view name;
   std::size_t place = 0;
   const char* queue = nullptr;  // null: the running one
+  const AuditRequest* request = nullptr;
 };
 
-// By name, and of one name in the order of the queues.
-std::vector<Queued> queued_in(const RecordedStep& step) {
+// By name, and of one name in the order of the queues. `is_sound` stays if all are live, once.
+std::vector<Queued> queued_in(const RecordedStep& step, const AuditRequests& requests,
+                              bool& is_sound) {
   std::vector<Queued> queued;
   queued.reserve(step.running.size() + step.waiting.size());
   const auto add = [&](std::string_view name, const char* queue) {
@@ -62,25 +64,35 @@ std::vector<Queued> queued_in(const RecordedStep& step) {
     const int order = a.name.compare(b.name);
     return order < 0 || (order == 0 && a.place < b.place);
   });
+  auto live = requests.begin();
+  const AuditRequest* before = nullptr;
+  for (Queued& one : queued) {
+    while (live != requests.end() && live->first < one.name) ++live;
+    if (live != requests.end() && live->first == one.name) one.request = &live->second;
+    is_sound &= one.request != nullptr && !one.request->has_left && one.request != before;
+    before = one.request;
+  }
   return queued;
 }
 
+// Reports names that no live request has, and those that are in a queue twice.
+void report_unsound(std::vector<Queued> queued, FindingList& findings) {
+  std::ranges::sort(queued, {}, &Queued::place);
+  for (const Queued& one : queued) {
+    const std::string_view queue = one.queue == nullptr ? "running" : one.queue;
+    const bool is_live = one.request != nullptr && !one.request->has_left;
+    const auto times = std::ranges::count_if(queued, [&](const Queued& other) {
+      return other.name == one.name && other.queue == one.queue;
+    });
+    if (queue == "holding" || (is_live && (times == 1 || queue == "skipped"))) continue;
+    findings.report(AuditRule::queues, std::string(one.name),
+                    fmt::format("is in the {} queue{}", queue,
+                                is_live ? " twice" : ", and no live request has this name"),
+                    is_live ? "twice" : "unknown");
+  }
+}
+
 }  // namespace
-
-void OutputLedger::check_known(const std::vector<std::string>& names,
-                               std::string_view queue) const {
-  for (const std::string& name : names)
-    if (is_live(name, queue) && std::ranges::count(names, name) > 1)
-      report(AuditRule::queues, name, fmt::format("is in the {} queue twice", queue), "twice");
-}
-
-bool OutputLedger::is_live(const std::string& name, std::string_view queue) const {
-  const AuditRequest* request = requests_.find(name);
-  if (request != nullptr && !request->has_left) return true;
-  report(AuditRule::queues, name,
-         fmt::format("is in the {} queue, and no live request has this name", queue), "unknown");
-  return false;
-}
 
 void OutputLedger::report_unqueued() {
   for (auto& [cause, finding] : std::exchange(unqueued_, {}))
@@ -92,19 +104,17 @@ void OutputLedger::end() {
 }
 
 void OutputLedger::check_queues(const RecordedStep& step) {
-  check_known(step.running, "running");
-  check_known(step.waiting, "waiting");
-  if (step.skipped)
-    for (const RecordedSkipped& skipped : *step.skipped) is_live(skipped.id, "skipped");
+  bool is_sound = true;
+  const std::vector<Queued> queued = queued_in(step, requests_, is_sound);
+  if (!is_sound) report_unsound(queued, findings_);
   const bool is_listed = !setup_.has_connector || step.skipped || step.transfers.kv_holding;
   has_unlisted_ = has_unlisted_ || !is_listed;
   if (is_live_check_ || !is_listed) return;
-  const std::vector<Queued> queued = queued_in(step);
   shows_queues_ = shows_queues_ || !queued.empty();
   has_scheduled_ = has_scheduled_ || !step.scheduled.empty();
   if (shows_queues_) report_unqueued();
   std::vector<Queued> repeated;
-  for (std::size_t i = 1; i < queued.size(); ++i)
+  for (std::size_t i = 1; i < queued.size() && !is_sound; ++i)
     if (queued[i].queue != nullptr && queued[i].name == queued[i - 1].name)
       repeated.push_back(queued[i]);
   std::ranges::sort(repeated, {}, &Queued::place);
@@ -112,16 +122,18 @@ void OutputLedger::check_queues(const RecordedStep& step) {
     report(AuditRule::queues, std::string(again.name),
            fmt::format("is in the {} queue and in another one", again.queue));
   for (const RecordedScheduled& row : step.scheduled)
-    if (const auto at = std::ranges::lower_bound(queued, row.id, {}, &Queued::name);
-        at != queued.end() && at->name == row.id && at->queue != nullptr)
+    if (const auto at = std::ranges::find(queued, row.id, &Queued::name);
+        at != queued.end() && at->queue != nullptr)
       report(AuditRule::queues, row.id,
              "is scheduled, and is in another queue than the running one", "scheduled");
   auto at = queued.begin();
   for (const auto& [name, request] : requests_) {
-    while (at != queued.end() && at->name < name) ++at;
-    const bool is_queued = at != queued.end() && at->name == name;
+    while (at != queued.end() && at->request == nullptr) ++at;
+    const auto first = at;
+    while (at != queued.end() && at->request == &request) ++at;
+    const bool is_queued = at != first;
     if (request.has_left || request.has_ended) continue;
-    if (request.running && is_queued && at->queue != nullptr)
+    if (request.running && is_queued && first->queue != nullptr)
       report(AuditRule::queues, name,
              "waits, and the worker is not notified that it was preempted: it keeps its row and "
              "blocks",
@@ -569,7 +581,7 @@ void InputLedger::read_encoder_rows(const AuditRow& row, std::size_t group, bool
           block != kNullBlock && pool_.belongs_to(block, static_cast<std::int32_t>(group));
       const std::uint64_t content = content_of_encoder_row(item, i);
       if (is_own && is_encoded)
-        pool_.write(block, position % size, {content, request.index, position}, 0);
+        pool_.write(block, position % size, {&content, 1}, request.index, position, 0);
       ++core_.num_reads;
       if (is_own && pool_.read(block, position % size).content == content) continue;
       return report(

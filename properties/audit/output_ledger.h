@@ -92,9 +92,6 @@ class OutputLedger : Ledger {
     AuditFinding finding;
     std::int64_t step = -1;  // whose output was not seen
   };
-  void check_known(const std::vector<std::string>& names, std::string_view queue) const;
-  // Reports a name that no live request has.
-  bool is_live(const std::string& name, std::string_view queue) const;
   void report_unqueued();
   void withdraw(AuditRequest& request, std::size_t index, const std::string& why);
   void take_stale(const RecordedStep& step, const RecordedStaleOutput& output,

@@ -27,8 +27,8 @@ bool TokenLedger::load(const AuditRequest& request, std::size_t group, std::int3
   }
   const auto at = static_cast<std::size_t>(position);
   LS_CHECK(at < request.contents.size(), "token {} of {}", position, request.contents.size());
-  pool_.write(block, position % block_size(group), {request.contents[at], request.index, position},
-              position == 0 ? request.root : request.contents[at - 1]);
+  pool_.write(block, position % block_size(group), {&request.contents[at], 1}, request.index,
+              position, position == 0 ? request.root : request.contents[at - 1]);
   return true;
 }
 
@@ -60,15 +60,18 @@ void TokenLedger::write(const AuditRow& row, std::size_t group) {
       return;
     }
     const std::int32_t begin = static_cast<std::int32_t>(index) * size;
-    for (const std::int32_t end = std::min(row.last, begin + size); p < end; ++p) {
-      const PoolSlot before = pool_.read(block, p - begin);
-      const std::uint64_t content = row.contents[static_cast<std::size_t>(p - row.first)];
-      if (before.content != content && before.content != 0 && before.writer != request.index)
-        check_overwritten(row, group, p, before, block);
-      pool_.write(block, p - begin, {content, request.index, p}, row.content_at(p));
-      if (p + 1 == begin + size && p < num_sure && hits_ != nullptr)
-        hits_->note(group, content, block);
-    }
+    const std::int32_t end = std::min(row.last, begin + size);
+    const auto contents = std::span(row.contents).subspan(p - row.first, end - p);
+    const std::span<const PoolSlot> slots = pool_.slots(block);
+    const auto offset = static_cast<std::size_t>(p - begin);
+    for (std::size_t i = 0; i < contents.size() && offset + i < slots.size(); ++i)
+      if (const PoolSlot& before = slots[offset + i];
+          before.content != 0 && before.content != contents[i] && before.writer != request.index)
+        check_overwritten(row, group, p + static_cast<std::int32_t>(i), before, block);
+    pool_.write(block, p - begin, contents, request.index, p, row.content_at(p));
+    if (end == begin + size && end <= num_sure && hits_ != nullptr)
+      hits_->note(group, contents.back(), block);
+    p = end;
   }
   if (hits_ == nullptr) return;
   // Drafts and tokens of previous steps that stand since their output.
@@ -104,9 +107,9 @@ void TokenLedger::read(const AuditRow& row, std::size_t group) {
     const auto index = static_cast<std::size_t>(p / size);
     const BlockId block = index < table.size() ? table[index] : kNullBlock;
     const std::int32_t last = std::min(row.last, (p / size + 1) * size) - 1;
-    if (last > p && block != kNullBlock && pool_.is_run(block, p % size, last % size + 1) &&
-        pool_.read(block, last % size).content == row.content_at(last + 1) &&
-        pool_.belongs_to(block, static_cast<std::int32_t>(group))) {
+    if (last > p && block != kNullBlock &&
+        pool_.is_run_of(block, static_cast<std::int32_t>(group), p % size, last % size + 1,
+                        row.content_at(last + 1))) {
       core_.num_reads += last - p + 1;
       p = last;
       continue;

@@ -241,7 +241,8 @@ void try_change(Draw& draw, void (*change)(Draw& draw, SavedCase& saved), SavedC
 // with and without this stage.
 void draw_ranks_and_modes(Draw& draw, SavedCase& saved) {
   draw_features(draw, Feature::tensor_parallel, Feature::captured_graphs, CasePart::ranks);
-  try_change(draw, draw_ranks, saved);
+  // The case is copied only where something may change.
+  if (draw.runs_kernels() || draw.has(Feature::data_parallel)) try_change(draw, draw_ranks, saved);
   if (!draw.options.device_modes || !draw.runs_kernels()) return;
   draw_features(draw, Feature::captured_graphs, Feature::connector_peers, CasePart::ranks);
   try_change(draw, draw_device_modes, saved);
@@ -256,7 +257,8 @@ void draw_connectors(Draw& draw, SavedCase& saved) {
                 CasePart::connector);
   draw_further_connectors(draw, saved);
   draw_features(draw, Feature::prefill_checkpoints, Feature::async_connectors, CasePart::connector);
-  try_change(draw, draw_states_as_served, saved);
+  if (saved.engine.mamba_cache_mode == MambaCacheMode::align)
+    try_change(draw, draw_states_as_served, saved);
   draw_order(draw, saved);
   draw_features(draw, Feature::async_connectors, Feature::short_drafts, CasePart::connector);
   draw_async_connector(draw, saved);
@@ -302,7 +304,8 @@ void draw_rare(Draw& draw, SavedCase& saved) {
   draw_stop_lists(draw, saved);
   draw.choices.enter(CasePart::caches);
   if (draw.choices.chance(50)) hit_parts(draw, saved);
-  if (draw.choices.chance(75)) try_change(draw, tighten_encoder_pool, saved);
+  if (draw.choices.chance(75) && has_cross_attention(saved.cache.groups))
+    try_change(draw, tighten_encoder_pool, saved);
 }
 
 }  // namespace

@@ -37,8 +37,10 @@ Invariants::Invariants(const EngineConfig& engine, const KVCacheConfig& plan)
       cached_before_(plan.num_blocks) {
   for (std::int32_t block = 1; block < plan.num_blocks; ++block)
     queue_before_.push_back(BlockId{block});
-  for (const KVCacheGroupSpec& group : plan.groups)
+  for (const KVCacheGroupSpec& group : plan.groups) {
     planned_.push_back(max_blocks_per_request(group, plan_options_of(engine)));
+    left_out_.push_back(is_page_source(group) || is_resident_pages(group.spec.kind));
+  }
 }
 
 void Invariants::fail(std::string_view name, std::string request, std::string what) {
@@ -52,12 +54,6 @@ std::int64_t Invariants::block_size(std::int64_t group) const {
   if (plan_.groups.size() == 1 && !is_state_kind(spec.kind)) return scheduler_block_size_;
   // A sharded group among several has as many tokens on every rank.
   return is_dealt_out(spec) ? spec.block_size * engine_.dcp : spec.block_size;
-}
-
-// Whether host pages lie in it, which others look at.
-bool Invariants::is_left_out(std::int64_t group) const {
-  const KVCacheGroupSpec& of = plan_.groups[group];
-  return is_page_source(of) || is_resident_pages(of.spec.kind);
 }
 
 void Invariants::count_holders(const StepView& view) {
@@ -199,11 +195,11 @@ void Invariants::check_hit(const StepView& view, RequestId id, std::int64_t num_
 // A scheduled request's hit, and the blocks that it, or its load, is about to write.
 void Invariants::check_request(const StepView& view, std::size_t index) {
   const ScheduledRequest& scheduled = view.decision.scheduled[index];
-  const std::string name(view.name(scheduled.id));
+  const auto name = [&] { return std::string(view.name(scheduled.id)); };
   const std::int64_t first = scheduled.computed;
   const std::int64_t last = first + scheduled.num_tokens;
   if (scheduled.is_new && first >= view.decisions.num_tokens(scheduled.id))
-    fail("hit", name,
+    fail("hit", name(),
          fmt::format("a hit of {} of {} tokens: none is left to compute", first,
                      view.decisions.num_tokens(scheduled.id)));
   const std::int64_t found = num_found_here(view, scheduled);
@@ -223,12 +219,12 @@ void Invariants::check_request(const StepView& view, std::size_t index) {
     if (is_prefix_cacheable(spec))
       written_from = std::max(written_from, replayed_to_[scheduled.id]);
     if (is_cross_attention(spec)) {
-      check_encoder_blocks(scheduled, name, g, table);
+      check_encoder_blocks(scheduled, name(), g, table);
       continue;
     }
     const bool is_hot = is_hot_pages(spec.kind);  // of a size of its own
     if (!one_block && !is_hot && std::ssize(table) * size < last)
-      fail("table_covers", name,
+      fail("table_covers", name(),
            fmt::format("tokens [{}, {}) are scheduled, and its table of group {} ends at {}", first,
                        last, g, std::ssize(table) * size));
     if (is_left_out(static_cast<std::int64_t>(g)) || is_hot) continue;
@@ -237,7 +233,7 @@ void Invariants::check_request(const StepView& view, std::size_t index) {
       const BlockId block = table[i];
       if (block == kNullBlock) continue;
       if (i >= written_from / size && writers_[block]++ > 0)
-        fail("one_writer", name,
+        fail("one_writer", name(),
              fmt::format("tokens [{}, {}) write block {} of group {}, which another request of the "
                          "step writes too",
                          written_from, last, index_of(block), g));
@@ -323,6 +319,7 @@ void Invariants::check_queue_front(const StepView& view) {
     const ScheduledRequest& scheduled = decision.scheduled[i];
     for (std::int32_t g = 0; g < std::ssize(plan_.groups); ++g) {
       const auto handed = decision.blocks(i, g);
+      if (handed.empty()) continue;
       const std::int64_t found = scheduled.is_new ? num_found_here(view, scheduled) : 0;
       const std::int64_t hit = cdiv(num_hit(static_cast<std::size_t>(g), found), block_size(g));
       check_new_blocks(view, scheduled.id, behind(handed, hit), staying);
@@ -378,6 +375,7 @@ void Invariants::check_free_order(const StepView& view) {
       return;  // aborted meanwhile
   }
   const std::vector<BlockId>& actual = queue_;
+  if (view.stopped.empty() && actual == queue_before_) return;
   // Where the ends of prompts are registered too, a block may have a hash that is not shown: it
   // counts as hashed if it has been put behind.
   const auto behind =
@@ -511,6 +509,7 @@ void Invariants::check_planned(const StepView& view) {
       ++most;
     for (const RequestId id : holding_) {
       const auto table = view.model().block_table(id, g);
+      if (std::ssize(table) <= most) continue;
       const auto held = std::ssize(table) - std::ranges::count(table, kNullBlock);
       if (held > most)
         return fail(

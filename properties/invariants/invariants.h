@@ -84,7 +84,8 @@ class Invariants {
 
   void fail(std::string_view name, std::string request, std::string what);
   std::int64_t block_size(std::int64_t group) const;
-  bool is_left_out(std::int64_t group) const;
+  // Whether host pages lie in it, which others look at.
+  bool is_left_out(std::int64_t group) const { return left_out_[static_cast<std::size_t>(group)]; }
   std::vector<RequestId> holding(const StepView& view) const;
   const Held* find_held(RequestId id) const;
   void look(const StepView& view);
@@ -126,6 +127,7 @@ class Invariants {
   bool has_pages_;                                    // of host pages
   std::map<RequestId, std::int64_t> loads_from_;  // loads in flight: tokens before them, found here
   std::map<RequestId, std::int64_t> replayed_to_;  // behind what of its hit it computes again
+  std::vector<std::uint8_t> left_out_;             // by group
   std::vector<RequestId> holding_;                 // requests with blocks, after this decision
   std::vector<Held> held_;                         // after the previous decision
   std::map<RequestId, std::int64_t> computed_;     // their tokens, after it

@@ -334,10 +334,6 @@ void count_faults(const FaultyWorkload* workload, Tally& tally) {
   tally.count(Reached::abort_again, workload->num_effects(FaultKind::abort_again));
 }
 
-}  // namespace
-
-namespace {
-
 // Classifies a run that returned an error. A failed backend is a violation `device`, in the step
 // that it executed last. Any other error is a refusal: the case cannot run here.
 Outcome broken_off(const Watched& watched, const Error& error, Outcome outcome) {

@@ -331,10 +331,8 @@ void BlockHashChain::extend_content(std::size_t num_full, const HashRule& rule,
   }
 }
 
-namespace {
-
 // REQUIRES: an even number of hexadecimal digits; readers of traces check that.
-std::vector<std::uint8_t> bytes_of_hex(std::string_view digits) {
+static std::vector<std::uint8_t> bytes_of_hex(std::string_view digits) {
   const auto value = [](char c) { return c <= '9' ? c - '0' : (c | 0x20) - 'a' + 10; };
   std::vector<std::uint8_t> bytes;
   for (std::size_t i = 0; i + 1 < digits.size(); i += 2)
@@ -342,13 +340,12 @@ std::vector<std::uint8_t> bytes_of_hex(std::string_view digits) {
   return bytes;
 }
 
-}  // namespace
-
 std::vector<std::uint8_t> sha256(std::span<const std::uint8_t> bytes) {
   std::vector<std::uint8_t> digest(32);
   unsigned int size = 0;
-  const int ok =
-      EVP_Digest(bytes.data(), bytes.size(), digest.data(), &size, EVP_sha256(), nullptr);
+  // EVP_sha256() would be looked up in each call.
+  static const EVP_MD* const method = EVP_MD_fetch(nullptr, "SHA256", nullptr);
+  const int ok = EVP_Digest(bytes.data(), bytes.size(), digest.data(), &size, method, nullptr);
   LS_CHECK(ok == 1 && size == 32, "sha256 gave {} bytes", size);
   return digest;
 }

@@ -215,7 +215,7 @@ std::span<const RequestId> Scheduler::running() const { return impl_->running; }
 std::vector<RequestId> Scheduler::waiting() const { return impl_->waiting.in_order(); }
 std::vector<SkippedRequest> Scheduler::skipped() const {
   std::vector<SkippedRequest> skipped;
-  if (impl_->remote == nullptr) return skipped;
+  if (impl_->remote == nullptr || !impl_->remote->any_passed_over()) return skipped;
   for (const RequestId id : impl_->remote->passed_over()) {
     const Request& request = std::as_const(*impl_).at(id);
     skipped.push_back({id, request.status, impl_->remote->is_loading(id, request)});
@@ -264,6 +264,7 @@ std::optional<CachedBlock> Scheduler::cached_as(BlockId block) const {
 }
 // A loop over cached_as(); a caller keeps the memory.
 void Scheduler::all_cached(IdVector<BlockId, std::optional<CachedBlock>>& cached) const {
+  if (!pool().is_caching()) return void(std::ranges::fill(cached, std::nullopt));
   for (std::int32_t block = 0; block < std::ssize(cached); ++block)
     cached[BlockId{block}] = cached_as(BlockId{block});
 }

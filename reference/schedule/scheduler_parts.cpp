@@ -41,6 +41,7 @@ void RequestQueue::remove(RequestId id, const Request& request) {
 }
 
 std::vector<RequestId> RequestQueue::in_order() const {
+  if (empty()) return {};
   if (policy_ == SchedulingPolicy::fcfs) return {fifo_.begin(), fifo_.end()};
   std::vector<RequestId> out;
   out.reserve(ordered_.size());
@@ -48,19 +49,15 @@ std::vector<RequestId> RequestQueue::in_order() const {
   return out;
 }
 
-namespace {
-
 // Rows of the item that belong to its first `num_tokens` tokens. Without `embeds` every token has a
 // row.
-std::int32_t rows_before(const PromptItem& item, std::int32_t num_tokens) {
+static std::int32_t rows_before(const PromptItem& item, std::int32_t num_tokens) {
   if (item.embeds.empty()) return std::min(item.count, num_tokens);
   std::int32_t rows = 0;
   for (const TokenSpan& span : item.embeds)
     rows += std::clamp(std::min(num_tokens, item.count) - span.first, 0, span.count);
   return rows;
 }
-
-}  // namespace
 
 // The cache holds max_num_batched_tokens rows by default, like the step's budget.
 EncoderInputs::EncoderInputs(const EngineConfig& config)

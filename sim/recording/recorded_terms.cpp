@@ -90,7 +90,8 @@ void write_unfinished(const StepView& view, std::vector<std::string>& unfinished
     names.push_back(view.name(request.id));
   std::ranges::sort(names);  // another engine's waiting requests include those that it skipped
   const auto repeated = std::ranges::unique(names);
-  unfinished.assign(names.begin(), repeated.begin());
+  names.erase(repeated.begin(), repeated.end());
+  if (!std::ranges::equal(names, unfinished)) unfinished.assign(names.begin(), names.end());
 }
 
 void write_decision(const StepView& view, RecordedStep& step) {
@@ -135,10 +136,8 @@ std::vector<RecordedTable> tables_of(const StepView& view) {
   return tables;
 }
 
-namespace {
-
 // Requests that load, as far as the scheduler knows.
-std::vector<RequestId> loading_in(const StepView& view) {
+static std::vector<RequestId> loading_in(const StepView& view) {
   std::vector<RequestId> loading;
   for (const SkippedRequest& request : view.decisions.skipped())
     if (request.is_loading) loading.push_back(request.id);
@@ -146,8 +145,6 @@ std::vector<RequestId> loading_in(const StepView& view) {
     if (request.is_loading) loading.push_back(request.id);
   return loading;
 }
-
-}  // namespace
 
 void write_transfers(const StepView& view, const std::set<std::string>& received,
                      RecordedStep& step) {
