@@ -2,74 +2,23 @@
 // Everything else is in the libraries.
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <malloc.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <csignal>
 #include <cstdlib>
 #include <exception>
 #include <iostream>
-#include <new>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "base/output_file.h"
 #include "cli/commands.h"
 #include "cli/options/output_option.h"
 #include "cli/output/terminal.h"
-
-// A generated case makes two thousand small objects and destroys them: malloc and free take 180
-// instructions for each, these operators 45. Sanitizers keep their own, which find freed memory.
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-namespace {
-
-// Lists of freed blocks by class, at most kKept bytes of each. Blocks of class c have 16 c - 8
-// bytes or more, as those of malloc do. Any thread may have asked for them.
-constexpr std::size_t kClasses = 257, kKept = 32 << 10;
-struct FreedBlock {
-  FreedBlock* next;
-  std::size_t size;  // of this one and all behind it
-};
-constinit thread_local std::array<FreedBlock*, kClasses> freed_blocks{};
-
-constexpr std::size_t class_of(std::size_t size) { return size <= 24 ? 2 : (size + 23) / 16; }
-
-}  // namespace
-
-void* operator new(std::size_t size) {
-  const std::size_t index = class_of(size);
-  if (index < kClasses && freed_blocks[index] != nullptr)
-    return std::exchange(freed_blocks[index], freed_blocks[index]->next);
-  // The lists themselves have no destructor: each access would be a call.
-  static thread_local const struct AtEndOfThread {
-    ~AtEndOfThread() {
-      for (FreedBlock*& first : freed_blocks)
-        while (first != nullptr) std::free(std::exchange(first, first->next));
-    }
-  } at_end;
-  if (void* const block = std::malloc(index < kClasses ? 16 * index - 8 : size)) return block;
-  throw std::bad_alloc();
-}
-
-void operator delete(void* block, std::size_t size) noexcept {
-  const std::size_t index = class_of(size);
-  if (block == nullptr || index >= kClasses) return std::free(block);
-  FreedBlock*& first = freed_blocks[index];
-  const std::size_t bytes = 16 * index + (first == nullptr ? 0 : first->size);
-  if (bytes > kKept) return std::free(block);
-  first = new (block) FreedBlock{first, bytes};
-}
-
-void operator delete(void* block) noexcept {
-  operator delete(block, (malloc_usable_size(block) + 8) / 16 * 16 - 8);  // its class, rounded down
-}
-#endif
 
 namespace {
 
