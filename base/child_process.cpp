@@ -19,6 +19,7 @@
 #include <utility>
 
 #include "base/json_reader.h"
+#include "base/json_writer.h"
 #include "base/stop_signal.h"
 
 extern char** environ;
@@ -373,9 +374,24 @@ LineProcess::End LineProcess::receive(std::string_view& line,
 
 void LineProcess::end_input() { close_fd(to_child_); }
 
+// Other bytes become '?'.
 std::string LineProcess::last_words() {
   take_words();
-  return words_.size() <= kLastWordsBytes ? words_ : words_.substr(words_.size() - kLastWordsBytes);
+  std::string_view words = words_;
+  if (words.size() > kLastWordsBytes) {
+    words.remove_prefix(words.size() - kLastWordsBytes);
+    for (int rest = 0; rest < 3 && (words.front() & 0xC0) == 0x80; ++rest) words.remove_prefix(1);
+  }
+  std::string text;
+  while (!words.empty()) {
+    const std::size_t length = std::max<std::size_t>(utf8_length(words), 1);
+    const std::string_view character = words.substr(0, length);
+    const bool is_kept = length > 1 || character == "\n" || character == "\t" ||
+                         (character >= " " && character <= "~");
+    text += is_kept ? character : "?";
+    words.remove_prefix(length);
+  }
+  return text;
 }
 
 std::string LineProcess::how_it_ended() {

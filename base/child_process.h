@@ -117,8 +117,8 @@ class LineProcess {
   // Closes the child's standard input. Nothing can be sent after that.
   void end_input();
 
-  // Returns the last bytes that the child has written to standard error so far, at most
-  // kLastWordsBytes.
+  // Returns the last bytes of standard error, at most kLastWordsBytes, from a whole character on,
+  // as printable UTF-8: a saved text must equal a repeated one.
   std::string last_words();
   // Returns how the child ended: "exit status 1", "SIGSEGV". Waits up to two seconds for the exit.
   // REQUIRES: a call returned `ended`.

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -44,6 +45,16 @@ std::string target_of(std::string path) {
     path = (fs::path(path).parent_path() / next).string();
   }
   return path;
+}
+
+// Returns the temporary file's path. It is in the target's folder, because rename(2) does not cross
+// file systems. The process id separates two commands that write the same file. A long name leaves
+// no space for it, so a number replaces it.
+std::string partial_of(const std::string& target) {
+  std::string name = fs::path(target).filename().string();
+  static std::atomic<int> num_long = 0;
+  if (name.size() > 200) name = fmt::format("output{}", ++num_long);
+  return fmt::format("{}/{}.partial-{}", folder_of(target), name, ::getpid());
 }
 
 bool same_file(const struct stat& one, const struct stat& other) {
@@ -112,9 +123,7 @@ Result<OutputFile> OutputFile::create(const std::string& path) {
   struct stat file;
   const bool exists = ::stat(target.c_str(), &file) == 0;
   if (!exists || S_ISREG(file.st_mode)) {
-    // In the target's folder, because rename(2) does not cross file systems. The process id
-    // separates two commands that write the same file.
-    std::string partial = fmt::format("{}.partial-{}", target, ::getpid());
+    std::string partial = partial_of(target);
     const int fd = open_partial(partial, exists ? &file : nullptr);
     if (fd >= 0) return OutputFile(path, target, std::move(partial), fd);
     if (!exists) return refuse(path, "written");
@@ -202,6 +211,8 @@ Result<void> check_output(const std::string& path) {
     return fail("{}: is a folder; give the name of a file", path);
   const std::string folder = folder_of(target);
   if (!fs::is_directory(folder, error)) return fail("{}: no folder {}", path, folder);
+  struct stat file;
+  if (::stat(target.c_str(), &file) != 0 && errno == ENAMETOOLONG) return refuse(path, "written");
   // An existing file may be rewritten in place, so its own permission is enough; a new file needs
   // that of its folder.
   const std::string& written = fs::exists(target, error) ? target : folder;

@@ -2,8 +2,8 @@
 //
 // Invariants
 // (1) A regular file is replaced atomically: the bytes go to TARGET.partial-<pid>, are flushed to
-//     the disk and take their name by rename(2). Symbolic links are followed; mode and owner are
-//     kept.
+//     the disk and take their name by rename(2). A long TARGET is a number. Symbolic links are
+//     followed; mode and owner are kept.
 // (2) A device, a FIFO and a socket are written directly and never replaced.
 // (3) "-" is standard output, and so is a path to the file that standard output or standard error
 //     already writes (/dev/stdout). The bytes follow those that were written before.

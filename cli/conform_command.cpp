@@ -295,8 +295,8 @@ Result<int> conform(const ConformCommandOptions& options, CommandReport& report)
   LS_ASSIGN_OR_RETURN(auto inputs, find_conform_inputs(options.paths));
   // Nothing compared: the refusals are the whole output, and go to standard error.
   const ConformTotals totals = compare(std::move(inputs), engine, options.jobs);
-  if (totals.files() > 0) fmt::print("{}", summary_text(totals));
   if (report.wants_json()) report.set_json(summary_json(totals));
+  if (totals.files() > 0) fmt::print("{}", summary_text(totals));
   add_items(totals, report);
   return judged_exit_code(totals.refused, totals.files(), !totals.mismatches().empty());
 }

@@ -52,8 +52,8 @@ Result<int> explain_case(ExplainOptions& options, CommandReport& report) {
     explanation.recorded = recorded;
     ExplanationTextOptions shown;
     shown.steps_max = options.steps;
-    fmt::print("{}{}", to_text(saved, explanation, shown), finding_text(failure));
     if (report.wants_json()) report.set_json(to_json(saved, explanation));
+    fmt::print("{}{}", to_text(saved, explanation, shown), finding_text(failure));
   }
   fmt::print("{}", reproduction_text(saved.expected, failure));
   return exit_code_of(saved, failure, recorded);

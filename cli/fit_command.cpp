@@ -179,6 +179,7 @@ Result<int> run_fit(const FitCommandOptions& options, CommandReport& report) {
   if (!searched && stop_requested() && report.wants_json())
     report.set_json(json_text({{"agrees", false}, {"recordings", inputs.schedules.size()}}));
   LS_ASSIGN_OR_RETURN(const Fit fit, std::move(searched));
+  if (report.wants_json()) report.set_json(json_of(fit));
   fmt::print("{} of {}, {}\n{}{}{}{}", counted(std::ssize(fit.summary.files), "recording"),
              fit.summary.files.front().engine,
              counted(fit.tried, "combination") + " of policies tried",
@@ -192,7 +193,6 @@ Result<int> run_fit(const FitCommandOptions& options, CommandReport& report) {
     LS_RETURN_IF_ERROR(save_cut(fit, options.cut_path));
     fmt::print("Its recording, cut after that step: {}\n", options.cut_path);
   }
-  if (report.wants_json()) report.set_json(json_of(fit));
   ReportedItem item{.name = fit.summary.files.front().engine};
   if (const ConformMismatch* parts = fit.new_behaviour()) {
     item.kind = ItemKind::failed;

@@ -344,16 +344,16 @@ Result<FuzzOptions> options_of(const FuzzCommandOptions& options, FailingCaseOpt
 // The result of one process.
 struct FuzzPart {
   FuzzReport report;
-  std::string saved;  // a line per file that was written
+  std::string saved{};      // a line per file that was written
+  Result<void> is_saved{};  // the first error of saving: the report comes before it
 };
 
-// Runs the cases in `jobs` threads, then saves and shrinks what failed, when no thread is left. The
-// first error of saving is kept until then: it must not end a long run.
+// Runs the cases in `jobs` threads, then saves and shrinks what failed, when no thread is left.
 Result<FuzzPart> run(const FuzzCommandOptions& options, const FuzzOptions& fuzzing,
                      const FailingCaseOptions& judging) {
-  Result<void> saved_all;
   FuzzCases cases(options.save_dir, judging);
   FuzzPart part;
+  Result<void>& saved_all = part.is_saved;
   {
     Stopwatch clock;
     double elapsed = 0;
@@ -386,7 +386,6 @@ Result<FuzzPart> run(const FuzzCommandOptions& options, const FuzzOptions& fuzzi
     std::signal(SIGABRT, previous);
   }
   if (saved_all) saved_all = cases.finish(options.saves_as_found ? 0 : options.shrink_seconds);
-  LS_RETURN_IF_ERROR(saved_all);
   part.saved = cases.text();
   return part;
 }
@@ -407,7 +406,7 @@ Result<FuzzPart> run_or_merge(const FuzzCommandOptions& options, const std::stri
     LS_ASSIGN_OR_RETURN(auto merged, merge(options.merge));
     if (!options.corpus_path.empty() && !merged.guided)
       return fail("--corpus with --merge: the reports are not of --guided runs");
-    return FuzzPart{.report = std::move(merged), .saved = {}};
+    return FuzzPart{.report = std::move(merged)};
   }
   FailingCaseOptions judging;
   judging.decisions = options.decisions;
@@ -485,6 +484,7 @@ Result<int> fuzz_main(const FuzzCommandOptions& options, CommandReport& out) {
     LS_RETURN_IF_ERROR(write_output(options.corpus_path, corpus_to_text(report.corpus)));
   if (!part.saved.empty()) fmt::print("\nSaved:\n{}", part.saved);
   add_items(report, out);
+  LS_RETURN_IF_ERROR(part.is_saved);
   return fuzz_exit_code(report);
 }
 

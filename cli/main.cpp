@@ -75,17 +75,36 @@ void check_arguments(const CLI::App& app, std::span<char* const> arguments) {
       throw CLI::ValidationError(argument.substr(0, argument.size() - 1), "empty value");
 }
 
+// True for an option that takes numbers.
+bool takes_numbers(const CLI::Option& option) {
+  const std::string type = label_of(option.get_type_name());
+  return type == "N" || type == "S" || type == "P";
+}
+
+// Makes all numbers decimal: CLI11 takes 010 for octal 8 and refuses 08.
+void drop_leading_zeros(CLI::App& app) {
+  const auto drop = [](std::string& value) {
+    const auto is_digit = [&](std::size_t at) {
+      return at < value.size() && std::isdigit(value[at]);
+    };
+    const std::size_t first = value.starts_with('-') || value.starts_with('+') ? 1 : 0;
+    while (is_digit(first + 1) && value[first] == '0') value.erase(first, 1);
+    return std::string();
+  };
+  for (CLI::App* command : app.get_subcommands([](CLI::App*) { return true; }))
+    for (CLI::Option* option : command->get_options())
+      if (takes_numbers(*option)) option->transform(CLI::Validator(drop, ""));
+}
+
 // Refuses an empty value, most often an unset variable of a shell: many options treat it as absent
 // and would silently do something else. An option whose value is optional takes it as its default.
 // Also refuses NaN for a number: NaN passes every check of a range.
 void check_values(const CLI::App& command) {
   for (const CLI::Option* option : command.get_options()) {
     if (option->count() == 0 || option->get_items_expected_min() == 0) continue;
-    const std::string type = option->get_type_name();
-    const bool is_number = label_of(type) == "N" || type == "S" || type == "P";
     for (const std::string& value : option->results()) {
       if (value.empty()) throw CLI::ValidationError(option->get_name(), "empty value");
-      if (is_number && std::isnan(std::strtod(value.c_str(), nullptr)))
+      if (takes_numbers(*option) && std::isnan(std::strtod(value.c_str(), nullptr)))
         throw CLI::ValidationError(option->get_name(), value + " is not a number");
     }
   }
@@ -156,6 +175,7 @@ int main(int argc, char** argv) {
       lockstep::check_outputs_differ(*command);
     }
   });
+  drop_leading_zeros(app);
   try {
     check_arguments(app, {argv, static_cast<std::size_t>(argc)});
     app.parse(argc, argv);

@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <system_error>
@@ -90,6 +91,7 @@ void CommandReport::add_run(ReportedItem item) {
 int run_reported(const CLI::App& command, const ReportOptions& options,
                  const std::function<Result<int>(CommandReport&)>& run) {
   Stopwatch clock;
+  std::signal(SIGPIPE, SIG_IGN);  // a closed pipe must not end the command before its files
   CommandReport report(command);
   report.wants_json_ = !options.json_path.empty();
   const Result<int> ended = run_printing(report, run);

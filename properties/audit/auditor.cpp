@@ -271,6 +271,9 @@ void Auditor::check_start(const RecordedScheduled& scheduled, const AuditRequest
     report(AuditRule::starts, "its row is not new, and the worker has no blocks of it");
   else if (scheduled.is_new && request.running)
     report(AuditRule::starts, "its row is new, and it runs: no step reports that it was preempted");
+  else if (scheduled.resumed && request.running)
+    report(AuditRule::starts,
+           "its row is resumed, and it runs: the worker would replace its table");
   else if (scheduled.resumed && is_first)
     report(AuditRule::starts, "its first row is resumed: the worker never had it");
   else if (scheduled.is_new && !scheduled.resumed && !is_first && !request.is_between_chunks)

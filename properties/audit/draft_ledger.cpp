@@ -18,13 +18,13 @@ DraftLedger::DraftLedger(AuditCore& core, const TokenLedger& tokens, const Recor
                         std::ranges::find(header.beyond_format, "pipeline_parallel_size") ==
                             header.beyond_format.end()) {}
 
-// -1 fills a row up.
+// -1 fills a row up after the proposed drafts.
 void DraftLedger::step(const RecordedScheduled& row, const AuditRequest& request) {
   const std::vector<std::int32_t> proposed = std::exchange(drafts_[request].proposed, {});
   if (!proposes_in_time_ || !are_proposals_shown_) return;
   for (std::size_t i = 0; i < row.spec.size(); ++i) {
     const std::int32_t draft = row.spec[i];
-    if (draft < 0 || (i < proposed.size() && proposed[i] == draft)) continue;
+    if (i < proposed.size() ? proposed[i] == draft : draft < 0) continue;
     const std::string known = proposed.empty()
                                   ? "none was proposed after them"
                                   : fmt::format("step {} proposed {} after them",

@@ -272,6 +272,9 @@ class EngineReporter final : public StepReporter {
     if (counts_hashes_)
       lines.emplace_back(
           "counts of block hashes (`stored`, `evicted`, `cleared`): without a model");
+    if (engine_->hello().engine.name != "vllm" && connector_ == nullptr &&
+        header_.options.config.enable_prefix_caching)
+      lines.emplace_back("whether hits are lost without a reason: the engine has no profile");
     if (lacks_free_blocks_) lines.emplace_back("free blocks: the engine does not report them");
     return lines;
   }

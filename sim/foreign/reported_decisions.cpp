@@ -344,7 +344,8 @@ void ReportedDecisions::take_tables() {
   for (auto* tables : {&step_.tables, &step_.loading}) {
     if (!*tables) continue;
     for (RecordedTable& table : **tables)
-      for (const RequestId id : ids_of("tables", {table.id})) {
+      for (const RequestId id :
+           ids_of(tables == &step_.loading ? "loading" : "tables", {table.id})) {
         at(id).table = std::move(table.blocks);
         at(id).is_shown = true;
       }

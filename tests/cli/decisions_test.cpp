@@ -158,6 +158,38 @@ TEST(Decisions, WhatTheEngineDoesNotReportIsNotChecked) {
   const Outcome free = fuzz_changed("free", "len(self.free)}", "None}");
   EXPECT_EQ(free.status, 0) << free.out << free.err;
   EXPECT_NE(free.out.find("  - free blocks: "), std::string::npos) << free.out;
+  EXPECT_NE(free.out.find("  - whether hits are lost without a reason: "), std::string::npos);
+}
+
+TEST(Decisions, ABlockSizeThatARecordingMayNotHaveIsAWrongReply) {
+  const Outcome run = fuzz_changed("sizes", "dict.fromkeys(sizes, self.block_size)",
+                                   "dict.fromkeys(sizes, self.block_size + 1)");
+  EXPECT_EQ(run.status, 1) << run.out << run.err;
+  EXPECT_NE(run.out.find("field `opened.scheduler_block_size`: found "), std::string::npos)
+      << run.out;
+}
+
+TEST(Decisions, AnUnknownRequestIsNamedWithItsKey) {
+  const Outcome run = fuzz_changed("ghost", "return queues |",
+                                   "return {\"loading\": {\"ghost\": [[1]]}} | queues |");
+  EXPECT_NE(run.out.find("  reply:loading: `ghost` "), std::string::npos) << run.out;
+}
+
+TEST(Decisions, LastWordsThatAreNotTextAreReproduced) {
+  const std::string folder = fresh_path("words");
+  const std::string engine =
+      changed_engine(
+          "words", "raise AssertionError(\"step 5\")",
+          "__import__('os').write(2, b'\\xff\\xfe\\x1b[31m bad\\n'); __import__('os')._exit(3)") +
+      " --bug raise";
+  const Outcome found = fuzz(engine, {"--save", folder, "--no-shrink", "--failures", "1"});
+  ASSERT_EQ(found.status, 1) << found.out << found.err;
+  EXPECT_NE(found.out.find("???[31m bad"), std::string::npos) << found.out;
+  for (const auto& file : std::filesystem::directory_iterator(folder)) {
+    if (!file.path().string().ends_with(".case.jsonl")) continue;
+    const Outcome again = run_lockstep({"replay", file.path(), "--decisions", engine});
+    EXPECT_EQ(again.status, 1) << again.out << again.err;
+  }
 }
 
 // A program in place of an interpreter, which names itself.

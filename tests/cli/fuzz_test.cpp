@@ -26,6 +26,29 @@ TEST(Fuzz, TheSameSeedsGiveTheSameReportByteForByte) {
   EXPECT_NE(report.find("\"cases\":12"), std::string::npos) << report;
 }
 
+TEST(Fuzz, NumbersAreDecimal) {
+  const Arguments runs = {"--backend", "none", "--runs", "2", "--seed"};
+  const auto with = [&](const std::string& seed) {
+    Arguments all = runs;
+    all.push_back(seed);
+    return report_of(all, "seed" + seed + ".json");
+  };
+  EXPECT_EQ(with("010"), with("10"));
+  EXPECT_EQ(with("08"), with("8"));
+}
+
+// /proc takes no folder, whatever the permissions of the user.
+TEST(Fuzz, AnErrorOfSavingComesAfterTheReport) {
+  const std::string json = temporary_path("unsaved.json");
+  const Outcome found =
+      run_lockstep({"fuzz", "--backend", "none", "--mutant", "hash-stale", "--runs", "60",
+                    "--no-shrink", "--save", "/proc/lockstep", "--json", json});
+  EXPECT_EQ(found.status, 2) << found.out;
+  EXPECT_NE(found.out.find("hash-stale"), std::string::npos) << found.out;
+  EXPECT_NE(found.err.find("/proc/lockstep"), std::string::npos) << found.err;
+  EXPECT_NE(read_text(json).find("\"failures\":[{"), std::string::npos);
+}
+
 TEST(Fuzz, ShardsMergeIntoTheWhole) {
   const Arguments runs = {"--backend", "none", "--runs", "100"};
   const std::string whole = report_of(runs, "whole.json");

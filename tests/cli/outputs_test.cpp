@@ -148,6 +148,14 @@ TEST(Outputs, AnUnwritableStandardOutputIsAnError) {
     }
 }
 
+TEST(Outputs, AClosedPipeKeepsTheFiles) {
+  const std::string json = fresh_path("pipe.json"), junit = fresh_path("pipe.xml");
+  run_program("/bin/bash",
+              {"-c", "'" LOCKSTEP_COMMAND "' replay '" + kSample + "' --backend none --json " +
+                         json + " --junit " + junit + " | true"});
+  EXPECT_TRUE(fs::exists(json) && fs::exists(junit));
+}
+
 TEST(Outputs, AFullDeviceIsAnErrorOfItsFile) {
   const Outcome outcome =
       run_lockstep({"replay", kSample, "--backend", "none", "--json", "/dev/full"});
@@ -205,6 +213,12 @@ TEST(Outputs, APathThatCannotBeWrittenIsRefusedBeforeTheWork) {
           << words_of(words) << outcome.err;
     }
   }
+  const std::string long_name = folder + "/" + std::string(255, 'n');
+  EXPECT_EQ(written_to(writers()[0], long_name).status, 0);
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder), fs::directory_iterator()), 1);
+  const Outcome too_long = written_to(writers()[0], long_name + "n");
+  EXPECT_EQ(too_long.status, 2);
+  EXPECT_EQ(too_long.out, "");
   const Outcome saved = run_lockstep({"fuzz", "--runs", "1", "--save", LOCKSTEP_COMMAND "/cases"});
   EXPECT_EQ(saved.status, 2);
   EXPECT_NE(saved.err.find("is not a folder"), std::string::npos) << saved.err;

@@ -16,6 +16,7 @@ import support
 CMAKE = os.environ.get("CMAKE_COMMAND", "cmake")
 CXX = os.environ.get("CXX", "c++")
 EXAMPLES = support.ROOT / "docs" / "examples"
+ENGINE = EXAMPLES / "paged_engine.py"
 
 
 class OutsideProject(support.InFolder):
@@ -92,7 +93,7 @@ class OutsideProject(support.InFolder):
         plugin = support.BUILD / "plugins" / "plain_plugin.so"
         if not plugin.is_file():
             self.skipTest("tests/plugins are not built")
-        data = self.project / "data"
+        data = self.project / "data;1"
         data.mkdir()
         shutil.copy(plugin, data)
         shutil.copy(support.SAMPLES / "recordings/vllm-0.33.0/mla/0014.jsonl", data)
@@ -101,17 +102,25 @@ class OutsideProject(support.InFolder):
             "project(tests NONE)\n"
             "enable_testing()\n"
             f"include({support.ROOT}/cmake/lockstepTesting.cmake)\n"
-            "lockstep_add_audit_test(audits/one data/0014.jsonl)\n"
-            "lockstep_add_audit_test(audits/folder data)\n"
-            "lockstep_add_replay_test(a/b shared_prefixes.jsonl BACKEND data/plain_plugin.so\n"
+            'lockstep_add_audit_test(audits/one "data;1/0014.jsonl")\n'
+            'lockstep_add_audit_test(audits/folder "data;1")\n'
+            'lockstep_add_replay_test(a/b shared_prefixes.jsonl BACKEND "data;1/plain_plugin.so"\n'
             "  ARGS --limit 2)\n"
             "lockstep_add_fuzz_test(typo SEEDS 102:105 BACKEND data/typo.so)\n"
+            "file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/known.json\n"
+            '  [[{"lockstep_known":1,"known":[]}]])\n'
+            f'lockstep_add_fuzz_test(scheduler SEEDS 010:012 DECISIONS "true; python3 {ENGINE}"\n'
+            "  KNOWN known.json)\n"
+            "set_tests_properties(a/b PROPERTIES FIXTURES_SETUP own)\n"
+            'lockstep_add_audit_test(after "${CMAKE_CURRENT_SOURCE_DIR}/data;1" AFTER a/b)\n'
         )
         command = os.path.relpath(support.LOCKSTEP, self.folder)
         support.run(CMAKE, "-S", self.project, "-B", "build", f"-DLOCKSTEP_COMMAND={command}",
                     cwd=self.folder)  # fmt: skip
-        tests = dict.fromkeys(("audits/one", "audits/folder", "a/b"), True)
+        tests = dict.fromkeys(("audits/one", "audits/folder", "a/b", "scheduler", "after"), True)
         self.assertEqual(self.outcomes(self.folder / "build"), tests | {"typo": False})
+        written = (self.folder / "build/CTestTestfile.cmake").read_text()
+        self.assertIn('FIXTURES_SETUP "own;lockstep_a/b"', written)
 
     def test_a_wrong_argument_is_refused(self) -> None:
         prefix = self.install()

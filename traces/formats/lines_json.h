@@ -44,6 +44,9 @@ void write_tokens_by_request(JsonWriter& out, const std::vector<RecordedTokens>&
 // Writes `config` to `connector` of a header, as the scheduler protocol's `open` has them.
 void write_engine_keys(JsonWriter& out, const RecordingHeader& header);
 
+// Refuses a `scheduler_block_size` that the header's groups cannot have.
+void check_scheduler_block_size(JsonObject& object, const RecordingHeader& header);
+
 // Reads the end line of a recording with `steps` steps; another number is refused.
 RecordingEnd read_recording_end(JsonValue value, const RecordingHeader& header, std::int64_t steps);
 

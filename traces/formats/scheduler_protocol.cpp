@@ -118,11 +118,12 @@ std::string read_refusal(JsonObject& object) {
   return refused ? std::string(JsonValue(refused).nonempty_string()) : std::string();
 }
 
-// Only the range of the block sizes is checked; the engine derives them.
+// A size that a recording may not have is refused.
 std::string read_opened(JsonObject& object, RecordingHeader& header) {
   if (object.has("refused")) return read_refusal(object);
   JsonObject opened = object.required("opened").object();
   header.scheduler_block_size = opened.required("scheduler_block_size").integer(1, kTokensMax);
+  check_scheduler_block_size(opened, header);
   header.hash_block_size = opened.required("hash_block_size").integer(1, kTokensMax);
   opened.finish();
   return {};

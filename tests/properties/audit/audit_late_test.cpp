@@ -72,6 +72,8 @@ TEST(AuditDrafts, ThatNobodyProposedAreFound) {
   recording.steps[2].scheduled[0].spec = {34};
   expect_first(recording, AuditRule::drafts, 2, "b",
                "has 5 tokens and verifies the drafts [34], and step 0 proposed [32, 33]");
+  recording.steps[2].scheduled[0].spec = {-1};
+  expect_first(recording, AuditRule::drafts, 2, "b", "verifies the drafts [-1], and step 0");
   recording = drafted();
   (*recording.steps[0].drafts)[0].tokens.clear();
   expect_first(recording, AuditRule::drafts, 1, "a", "and none was proposed after them");

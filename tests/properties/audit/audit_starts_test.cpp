@@ -180,6 +180,11 @@ TEST(Starts, ARunningRequestIsNotNewAgain) {
   expect_only(recording,
               "audit.starts step 1 request a: its row is new, and it runs: no step reports that it "
               "was preempted");
+  recording = one_that_runs();
+  recording.steps[1].scheduled[0].resumed = true;
+  expect_only(recording,
+              "audit.starts step 1 request a: its row is resumed, and it runs: the worker would "
+              "replace its table");
 }
 
 TEST(Starts, ARequestThatWasPreemptedIsResumed) {
