@@ -40,6 +40,17 @@ static std::int64_t aligned(std::int64_t floats) {
   return (floats + kAlignedFloats - 1) / kAlignedFloats * kAlignedFloats;
 }
 
+// Rule (15): whether the output of the update's token `token` is read back.
+static bool reads_output(const StateUpdate& update, std::int32_t token) {
+  return token < 4 || token % 61 == 0 || token == update.num_tokens - 1;
+}
+static std::int64_t num_outputs_read(const StateUpdate& update) {
+  std::int64_t reads = 0;
+  for (std::int32_t token = 0; token < update.num_tokens; ++token)
+    reads += reads_output(update, token);
+  return reads;
+}
+
 constexpr int kInputsOfRecurrence = 5;
 
 constexpr std::int32_t kMaxStateColumns = 256;  // of state_rows.cuh
@@ -174,7 +185,9 @@ void RealStates::add_chain(const StepProgram& program, const Chain& chain) {
     item.num_tokens += update.num_tokens;
     work.targets[update.first_token + update.num_tokens - 1] = index_of(update.target);
     work.updates.push_back(chain.first + i);
-    work.last_tokens.push_back(update.first_token + update.num_tokens - 1);
+    work.first_reads.push_back(work.tokens_read.size());
+    for (std::int32_t token = 0; token < update.num_tokens; ++token)
+      if (reads_output(update, token)) work.tokens_read.push_back(update.first_token + token);
     work.blocks_written.push_back(index_of(update.target));
     if (update.is_draft) continue;
     // One pass covers both updates: the checkpoint's inputs are not read again.
@@ -215,11 +228,13 @@ void RealStates::run_wave(const StepProgram& program, std::span<const Chain> cha
   work_.assign(config_.plan.groups.size(), {});
   for (GroupWork& work : work_) work.targets.resize(num_tokens);
   for (const Chain& chain : chains) add_chain(program, chain);
-  for (const GroupWork& work : work_)
+  for (const GroupWork& work : work_) {
     shape.items = std::max(shape.items, static_cast<std::int32_t>(work.updates.size()));
+    shape.reads = std::max(shape.reads, static_cast<std::int32_t>(work.tokens_read.size()));
+  }
   const bool fits = size >= num_tokens && size >= shape.items;
   if (alone && fits && device_.captures(size) && convolutions_in_one_wave())
-    shape = {.tokens = size, .items = size, .captured = true};
+    shape = {.tokens = size, .items = size, .reads = size, .captured = true};
   reserve_buffers(shape);
   upload_work(shape);
   const auto launch_all = [&] {
@@ -236,8 +251,8 @@ void RealStates::run_wave(const StepProgram& program, std::span<const Chain> cha
     for (std::size_t i = 0; i < work.updates.size(); ++i)
       gathered_at_[state][work.updates[i]] = {
           host_gathered_.size(),
-          begin + static_cast<std::int64_t>(i) * states_[state].output_bytes()};
-    begin += shape.items * states_[state].output_bytes();
+          begin + static_cast<std::int64_t>(work.first_reads[i]) * states_[state].output_bytes()};
+    begin += shape.reads * states_[state].output_bytes();
   }
   auto& gathered = host_gathered_.emplace_back(begin);
   device_.download(gathered.data(), gathered_.data(), begin);
@@ -245,19 +260,22 @@ void RealStates::run_wave(const StepProgram& program, std::span<const Chain> cha
 
 void RealStates::read_back(const StepProgram& program, StepReadback& readback) const {
   readback.state_outputs.clear();
-  for (std::size_t u = 0; u < program.state_updates.size(); ++u)
+  for (std::size_t u = 0; u < program.state_updates.size(); ++u) {
+    const StateUpdate& update = program.state_updates[u];
+    const std::int64_t reads = num_outputs_read(update);
     for (std::size_t state = 0; state < states_.size(); ++state) {
       const RealState& of = states_[state];
-      if (of.group != program.state_updates[u].group) continue;
+      if (of.group != update.group) continue;
       const Gathered& at = gathered_at_[state][u];
       LS_CHECK(at.wave < host_gathered_.size() &&
-                   at.begin + of.output_bytes() <= std::ssize(host_gathered_[at.wave]),
+                   at.begin + reads * of.output_bytes() <= std::ssize(host_gathered_[at.wave]),
                "output of state {} at {} of wave {}", state, at.begin, at.wave);
       const std::byte* element = host_gathered_[at.wave].data() + at.begin;
-      for (std::int64_t i = 0; i < of.num_outputs(); ++i)
+      for (std::int64_t i = 0; i < reads * of.num_outputs(); ++i)
         readback.state_outputs.push_back(
             decoded(element + i * itemsize_bytes(of.output_dtype()), of.output_dtype()));
     }
+  }
 }
 
 // The launches of a wave of state updates: buffers, inputs, kernels and gathered outputs.
@@ -281,7 +299,7 @@ void RealStates::reserve_buffers(const Shape& shape) {
                                     : input_at(state, kInputsOfRecurrence, shape.tokens);
     input_floats = std::max(input_floats, floats);
     output_bytes = std::max(output_bytes, state.output_bytes() * shape.tokens);
-    gathered_bytes += state.output_bytes() * shape.items;
+    gathered_bytes += state.output_bytes() * shape.reads;
   }
   inputs_.reserve(input_floats);
   outputs_.reserve(output_bytes);
@@ -313,13 +331,13 @@ void RealStates::upload_work(const Shape& shape) {
   for (const RealState& state : states_) {
     const GroupWork& work = work_[state.group];
     const std::int64_t bytes = state.output_bytes();
-    for (std::size_t i = 0; i < work.last_tokens.size(); ++i)
+    for (std::size_t i = 0; i < work.tokens_read.size(); ++i)
       moves.push_back({.target = to + static_cast<std::int64_t>(i) * bytes,
-                       .source = outputs_.data() + work.last_tokens[i] * bytes,
+                       .source = outputs_.data() + work.tokens_read[i] * bytes,
                        .size_bytes = bytes});
-    const auto none = static_cast<std::size_t>(shape.items) - work.last_tokens.size();
+    const auto none = static_cast<std::size_t>(shape.reads) - work.tokens_read.size();
     moves.insert(moves.end(), none, {.target = nullptr, .source = nullptr, .size_bytes = 0});
-    to += shape.items * bytes;
+    to += shape.reads * bytes;
   }
   moves_.upload(moves);
   convolutions_.upload(convolutions);
@@ -486,12 +504,11 @@ void RealStates::recur(const RealState& state, std::size_t index, const Shape& s
   }
 }
 
-// Gathers the outputs of each update's last token.
 void RealStates::gather_outputs(const RealState& state, std::size_t index, const Shape& shape) {
   device_.launch(
       device_.engine_kernels().move_bytes,
-      MoveBytesParams{.moves = moves_.data() + static_cast<std::int64_t>(index) * shape.items,
-                      .num_moves = shape.items,
+      MoveBytesParams{.moves = moves_.data() + static_cast<std::int64_t>(index) * shape.reads,
+                      .num_moves = shape.reads,
                       .max_size_bytes = state.output_bytes()},
       [&](Operation& operation) {
         operation.named("move_bytes").read_all(moves_, outputs_).write_all(gathered_);

@@ -11,8 +11,8 @@
 //    writes.
 // 4. Chunks run in the kernels that work in pieces; single tokens and drafts run token by token.
 //    Layers run one after the other and share inputs and outputs.
-// 5. The output for the last token of each update is gathered after each launch; gathered_at_ finds
-//    it in host_gathered_.
+// 5. The outputs that an update reads back are gathered after each launch, one after the other;
+//    gathered_at_ finds the first in host_gathered_.
 #pragma once
 
 #include <cstdint>
@@ -77,13 +77,15 @@ class RealStates {
     std::vector<RecurrentItem> steps, chunks;
     std::vector<std::int32_t> targets;  // per token of the step
     std::vector<std::size_t> updates;
-    std::vector<std::int32_t> last_tokens;  // of each update
+    std::vector<std::size_t> first_reads;   // of each update, in tokens_read
+    std::vector<std::int32_t> tokens_read;  // tokens whose outputs are gathered
     std::vector<std::int32_t> blocks_read, blocks_written;
   };
   // The padded size of a wave, so that every captured wave of a size has the same launches.
   struct Shape {
     std::int32_t tokens = 0;  // that inputs are made for
     std::int32_t items = 0;   // of every list
+    std::int32_t reads = 0;   // gathered outputs of a state
     bool captured = false;
   };
   struct Copy {
@@ -127,11 +129,11 @@ class RealStates {
   DeviceArray<RecurrentItem> steps_{device_, "recurrences of tokens"};
   DeviceArray<RecurrentItem> chunks_{device_, "recurrences of chunks"};  // likewise
   DeviceArray<std::int32_t> targets_{device_, "targets of states"};      // [num_groups, tokens]
-  DeviceArray<ByteMove> moves_{device_, "moves of outputs"};             // [num_states, items]
+  DeviceArray<ByteMove> moves_{device_, "moves of outputs"};             // [num_states, reads]
   DeviceArray<ByteMove> copies_{device_, "moves of states"};
   // Of the wave.
   std::vector<GroupWork> work_;
-  // Of the step: the gathered outputs of each wave, and the place of each output in them.
+  // Of the step: the gathered outputs of each wave, and the place of each update's first one.
   struct Gathered {
     std::size_t wave = 0;
     std::int64_t begin = 0;

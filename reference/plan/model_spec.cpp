@@ -388,13 +388,15 @@ bool plans_async(const EngineConfig& engine) {
 
 MambaCacheMode served_cache_mode(const EngineConfig& engine, const ModelSpec& model) {
   bool has_states = false;
+  bool has_attention = false;
   bool all_mamba = true;
   for (const LayerKind& kind : model.kinds) {
+    has_attention |= is_attention(kind.spec.kind);
     if (!is_state_kind(kind.spec.kind)) continue;
     has_states = true;
     all_mamba &= is_mamba(kind.states.family);
   }
-  if (!has_states || !engine.enable_prefix_caching) return MambaCacheMode::none;
+  if (!has_states || !has_attention || !engine.enable_prefix_caching) return MambaCacheMode::none;
   return all_mamba && defaults_of(engine.engine).mamba_in_mode_all ? MambaCacheMode::all
                                                                    : MambaCacheMode::align;
 }

@@ -134,6 +134,8 @@ namespace {
 using Groups = std::vector<KVCacheGroupSpec>;
 
 std::string gib_text(std::int64_t bytes) {
+  if (bytes < 1 << 20) return fmt::format("{} bytes", bytes);
+  if (bytes < 1 << 30) return fmt::format("{:.2f} MiB", static_cast<double>(bytes) / (1 << 20));
   return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / (1 << 30));
 }
 
@@ -189,12 +191,16 @@ Result<void> check_memory(const Groups& groups, std::int64_t memory_bytes,
   const std::int64_t needed = request_bytes(groups, options);
   if (needed <= memory_bytes) return {};
   const std::int64_t longest = largest_model_len(groups, options, memory_bytes);
+  const auto text = [&](std::int64_t bytes) {
+    return options.num_gpu_blocks_override
+               ? fmt::format("{} blocks", cdiv(bytes, pool_bytes_per_block(groups)))
+               : gib_text(bytes);
+  };
   const std::string remedy =
-      longest > 0 ? fmt::format("a max_model_len of at most {} does, or {} of memory", longest,
-                                gib_text(needed))
-                  : fmt::format("not even one token does; {} of memory would", gib_text(needed));
+      longest > 0 ? fmt::format("a max_model_len of at most {} does, or {}", longest, text(needed))
+                  : fmt::format("not even one token does; {} would", text(needed));
   return fail("one request of max_model_len {} needs {} and the cache has {}: it does not fit; {}",
-              options.max_model_len, gib_text(needed), gib_text(memory_bytes), remedy);
+              options.max_model_len, text(needed), text(memory_bytes), remedy);
 }
 
 Result<void> check_states(const Groups& groups, std::int64_t num_blocks,

@@ -96,6 +96,8 @@ constexpr std::array kRows = {
         lacks<&Profile::loads_states>),
     row("connector-rings", decisions, not_modelled, {connector, rings}, kLoads),
     row("connector-recomputed", decisions, not_modelled, {connector, recomputed_windows}, kLoads),
+    row("simulated-states", run, not_modelled, {simulated_connector, states},
+        "peers and host tiers load and store no states; leave --connector out"),
     row("connector-checkpoints", decisions, not_modelled, {connector, checkpoints}, kLoads),
     row("connector-modules", decisions, not_modelled, {connector, draft_modules},
         "loads are not modelled; use one module"),
@@ -107,8 +109,6 @@ constexpr std::array kRows = {
     row("failing-groups", run, engine, {failing_loads, several_groups},
         "vLLM assigns the lost blocks to no request; use a cache of one group, or leave "
         "--load-failures out"),
-    row("simulated-states", run, not_modelled, {simulated_connector, states},
-        "peers and host tiers load and store no states; leave --connector out"),
     row("workers-alone", run, impossible, {hisparse_workers},
         "the cache has no pages for them; leave hisparse out of --connector", nullptr, {hisparse}),
     row("hisparse-parts", run, not_modelled, {hisparse, other_parts},

@@ -8,6 +8,17 @@
 
 namespace lockstep {
 
+// Rule (15): whether the output of the update's token `token` is read back.
+static bool reads_output(const StateUpdate& update, std::int32_t token) {
+  return token < 4 || token % 61 == 0 || token == update.num_tokens - 1;
+}
+static std::int64_t num_outputs_read(const StateUpdate& update) {
+  std::int64_t reads = 0;
+  for (std::int32_t token = 0; token < update.num_tokens; ++token)
+    reads += reads_output(update, token);
+  return reads;
+}
+
 // The bytes of one state tensor within its page.
 static std::span<const std::uint8_t> bytes_in_page(std::span<const std::uint8_t> page,
                                                    const ModelLayer& layer, std::size_t state) {
@@ -26,12 +37,15 @@ Checked StateChecker::check(const StepProgram& program, const StepExpectation& e
     updates_.push_back({.of = &update,
                         .before = &expected.states_before[i],
                         .words = expected.states_before[i].target,
-                        .first_output = output,
+                        .next_output = output,
                         .contents = std::span(program.contents).subspan(update.first_token)});
-    // Outputs follow each other by update, layer and state tensor: StepReadback::state_outputs.
+    const std::int64_t reads = num_outputs_read(update);
+    tokens_read_ += reads;
+    tokens_left_out_ += update.num_tokens - reads;
+    // The order of StepReadback::state_outputs.
     for (const ModelLayer& layer : model_.layers_of(update.group))
       for (const StateNumbers& of : layer.state_numbers)
-        output += static_cast<std::size_t>(of.num_outputs());
+        output += static_cast<std::size_t>(reads * of.num_outputs());
   }
   if (readback.state_outputs.size() != output)
     return fail("the backend read back {} outputs of states; expected {}",
@@ -56,20 +70,16 @@ Checked StateChecker::check(const StepProgram& program, const StepExpectation& e
 
 Checked StateChecker::check_chain(Chain chain) {
   const std::int32_t group = chain.front().of->group;
-  std::size_t output = 0;  // index of the next state's outputs, counted from an update's first
   for (const ModelLayer& layer : model_.layers_of(group)) {
     std::vector<std::vector<std::uint8_t>> pages;
     for (const Update& update : chain) {
       LS_ASSIGN_OR_RETURN(pages.emplace_back(), backend_.read_page({.tensor = layer.memory.tensor,
                                                                     .block = update.of->target}));
     }
-    for (std::size_t state = 0; state < layer.state_numbers.size(); ++state) {
-      const StateNumbers& of = layer.state_numbers[state];
-      LS_RETURN_UNLESS_FINE(of.rule == StateRule::convolution
-                                ? check_inputs(chain, layer, state, pages, output)
-                                : check_recurrence(chain, layer, state, pages, output));
-      output += static_cast<std::size_t>(of.num_outputs());
-    }
+    for (std::size_t state = 0; state < layer.state_numbers.size(); ++state)
+      LS_RETURN_UNLESS_FINE(layer.state_numbers[state].rule == StateRule::convolution
+                                ? check_inputs(chain, layer, state, pages)
+                                : check_recurrence(chain, layer, state, pages));
   }
   // Only a chain without a divergence reaches this point, so the model never stores wrong bytes.
   for (Update& update : chain)
@@ -91,8 +101,7 @@ std::span<const std::uint8_t> StateChecker::bytes_before(const StateWords& befor
 }
 
 Checked StateChecker::check_inputs(Chain chain, const ModelLayer& layer, std::size_t state,
-                                   std::span<const std::vector<std::uint8_t>> pages,
-                                   std::size_t output) {
+                                   std::span<const std::vector<std::uint8_t>> pages) {
   const StateNumbers& of = layer.state_numbers[state];
   KeptInputs kept;
   std::size_t head = 0;  // update with the verified tokens, which the draft updates follow
@@ -127,17 +136,19 @@ Checked StateChecker::check_inputs(Chain chain, const ModelLayer& layer, std::si
     const auto first =
         static_cast<std::size_t>(update.of->first_token - chain[head].of->first_token);
     // A draft's output depends on the tokens and drafts before it, from the head's first token.
-    const auto contents = chain[head].contents.first(first + num_tokens);
-    if (auto wrong = check_outputs(update, layer, state, convolve_last(of, kept, contents), output);
-        !wrong)
-      return wrong;
+    for (std::int32_t token = 0; token < update.of->num_tokens; ++token)
+      if (reads_output(*update.of, token))
+        LS_RETURN_UNLESS_FINE(check_outputs(
+            update, layer, state, token,
+            convolve_last(
+                of, kept,
+                chain[head].contents.first(first + static_cast<std::size_t>(token) + 1))));
   }
   return {};
 }
 
 Checked StateChecker::check_recurrence(Chain chain, const ModelLayer& layer, std::size_t state,
-                                       std::span<const std::vector<std::uint8_t>> pages,
-                                       std::size_t output) {
+                                       std::span<const std::vector<std::uint8_t>> pages) {
   const StateNumbers& of = layer.state_numbers[state];
   const std::int64_t item = itemsize_bytes(of.dtype);
   const Update& start = chain.front();
@@ -149,8 +160,11 @@ Checked StateChecker::check_recurrence(Chain chain, const ModelLayer& layer, std
                         num_tokens > 1 && start.of->num_drafts == 0);
   for (std::size_t i = 0; i < chain.size(); ++i) {
     Update& update = chain[i];
-    for (const ContentId content : update.contents.first(update.of->num_tokens))
-      recurrence.advance(content);
+    std::vector<std::pair<std::int32_t, Bounded>> outputs;  // by token
+    for (std::int32_t token = 0; token < update.of->num_tokens; ++token) {
+      recurrence.advance(update.contents[static_cast<std::size_t>(token)]);
+      if (reads_output(*update.of, token)) outputs.emplace_back(token, recurrence.outputs());
+    }
     // Storing a state ends a piece of the chunked form.
     recurrence.end_piece();
     const auto is = bytes_in_page(pages[i], layer, state);
@@ -164,18 +178,18 @@ Checked StateChecker::check_recurrence(Chain chain, const ModelLayer& layer, std
     // Adopts the backend's bytes: invariant (2) of StateChecker.
     std::ranges::copy(is, bytes_of_state(update.words, layer, state).begin());
     counts_.state_numbers_checked += layer.state_bytes(state) / itemsize_bytes(of.dtype);
-    LS_RETURN_UNLESS_FINE(check_outputs(update, layer, state, recurrence.outputs(), output));
+    for (const auto& [token, expected] : outputs)
+      LS_RETURN_UNLESS_FINE(check_outputs(update, layer, state, token, expected));
   }
   return {};
 }
 
-Checked StateChecker::check_outputs(const Update& update, const ModelLayer& layer,
-                                    std::size_t state, const Bounded& expected,
-                                    std::size_t output) {
+Checked StateChecker::check_outputs(Update& update, const ModelLayer& layer, std::size_t state,
+                                    std::int32_t token, const Bounded& expected) {
   for (std::size_t e = 0; e < expected.values.size(); ++e) {
-    const double found = readback_->state_outputs[update.first_output + output + e];
+    const double found = readback_->state_outputs[update.next_output++];
     if (std::abs(found - expected.values[e]) <= expected.bounds[e]) continue;
-    return diagnosis_.state_output(*update.of, layer, state, static_cast<std::int64_t>(e),
+    return diagnosis_.state_output(*update.of, layer, state, token, static_cast<std::int64_t>(e),
                                    expected.values[e], found, expected.bounds[e]);
   }
   counts_.state_outputs_checked += static_cast<std::int64_t>(expected.values.size());

@@ -53,6 +53,9 @@ class StateChecker {
   // Errors: the number of state outputs differs from what the program's updates produce.
   Checked check(const StepProgram& program, const StepExpectation& expected,
                 const StepReadback& readback);
+  // Tokens of updates, counted per group: rule (15) reads back the outputs of some.
+  std::int64_t tokens_read() const { return tokens_read_; }
+  std::int64_t tokens_left_out() const { return tokens_left_out_; }
 
  private:
   // One update in progress. Its words start as the target's earlier bytes, because an update leaves
@@ -63,7 +66,7 @@ class StateChecker {
     const StateUpdate* of = nullptr;
     const StateBefore* before = nullptr;
     std::vector<std::uint64_t> words;     // expected words of the target, all layers of the group
-    std::size_t first_output = 0;         // index in StepReadback::state_outputs
+    std::size_t next_output = 0;          // index in StepReadback::state_outputs
     std::span<const ContentId> contents;  // of the step's tokens, from the update's first one
   };
   // Consecutive updates of one request in one group, in one pass over the step's tokens: a
@@ -73,16 +76,15 @@ class StateChecker {
   // Checks every layer and state tensor of the chain's group, then stores the states in the model.
   Checked check_chain(Chain chain);
   // Checks the kept inputs of one convolution state bit for bit, and its output within tolerance.
-  // `pages`: one per update of the chain. `output`: index of the state's outputs after an update's
-  // first one.
+  // `pages`: one per update of the chain.
   Checked check_inputs(Chain chain, const ModelLayer& layer, std::size_t state,
-                       std::span<const std::vector<std::uint8_t>> pages, std::size_t output);
+                       std::span<const std::vector<std::uint8_t>> pages);
   // Checks one recurrent state and its outputs with one recurrence in doubles over the whole chain.
   Checked check_recurrence(Chain chain, const ModelLayer& layer, std::size_t state,
-                           std::span<const std::vector<std::uint8_t>> pages, std::size_t output);
-  // Compares the outputs of an update's last token. NaN never passes.
-  Checked check_outputs(const Update& update, const ModelLayer& layer, std::size_t state,
-                        const Bounded& expected, std::size_t output);
+                           std::span<const std::vector<std::uint8_t>> pages);
+  // Compares the update's next outputs, those of its token `token`. NaN never passes.
+  Checked check_outputs(Update& update, const ModelLayer& layer, std::size_t state,
+                        std::int32_t token, const Bounded& expected);
   // Bytes of one state tensor that an update starts from; empty: zeros. `before` is null if the
   // update starts from zeros or from what another update of the same step leaves in `block`.
   std::span<const std::uint8_t> bytes_before(const StateWords& before, BlockId block,
@@ -92,6 +94,7 @@ class StateChecker {
   Backend& backend_;
   const Diagnosis& diagnosis_;
   RunSummary& counts_;
+  std::int64_t tokens_read_ = 0, tokens_left_out_ = 0;
   // Of the step that check() works on; both are reused from step to step.
   const StepReadback* readback_ = nullptr;
   std::vector<Update> updates_;
@@ -120,6 +123,7 @@ class Comparer {
   // Compares every page and every host block. Reads the whole cache once, so it runs only after the
   // last step.
   Checked check_all_pages();
+  const StateChecker& states() const { return states_; }
 
  private:
   // Compares the tables of scheduled rows in length and content. Rows that the step does not

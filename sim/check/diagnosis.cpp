@@ -152,9 +152,12 @@ Result<Divergence> Diagnosis::page(Phase phase, ModelPage page) {
                    owner.byte_in_row < rest_of_piece(model_.layers()[owner.layer], 0);
   const std::int64_t begin = row ? first - owner.byte_in_row : first / 8 * 8;
   const std::int64_t size = row ? rest_of_piece(model_.layers()[owner.layer], 0) : 64;
-  const auto tail = std::span<const std::uint8_t>(found.found_page).subspan(begin);
-  found.owner = whose_content(model_, owner, begin,
-                              tail.first(std::min(tail.size(), static_cast<std::size_t>(size))));
+  const auto from_begin = [&](std::span<const std::uint8_t> page_bytes) {
+    const auto tail = page_bytes.subspan(static_cast<std::size_t>(begin));
+    return tail.first(std::min(tail.size(), static_cast<std::size_t>(size)));
+  };
+  found.owner = whose_content(model_, owner, begin, from_begin(found.found_page),
+                              from_begin(found.expected_page));
   const std::string where = found.layer < 0 ? found.part
                                             : fmt::format("{} of layer {} ({})", found.part,
                                                           found.layer, found.layer_name);
@@ -487,11 +490,10 @@ Divergence Diagnosis::state(const StateUpdate& update, const ModelLayer& layer, 
 }
 
 Divergence Diagnosis::state_output(const StateUpdate& update, const ModelLayer& layer,
-                                   std::size_t state, std::int64_t element, double expected,
-                                   double found_value, double tolerance) const {
+                                   std::size_t state, std::int32_t token, std::int64_t element,
+                                   double expected, double found_value, double tolerance) const {
   Divergence found = about_state(Phase::state_output, update, layer, state);
-  // a count of tokens becomes the position of the last one
-  --found.token;
+  found.token = update.first_position + token;
   found.byte = element * 4;
   found.expected = fmt::format("{:.9g}", expected);
   found.found = fmt::format("{:.9g}", found_value);

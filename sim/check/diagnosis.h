@@ -59,7 +59,7 @@ class Diagnosis {
   Divergence state(const StateUpdate& update, const ModelLayer& layer, std::size_t state,
                    std::int64_t element, double expected, double found, double tolerance) const;
   Divergence state_output(const StateUpdate& update, const ModelLayer& layer, std::size_t state,
-                          std::int64_t element, double expected, double found,
+                          std::int32_t token, std::int64_t element, double expected, double found,
                           double tolerance) const;
   // Passes on a report of the backend's memory checker, with the expected owner of the byte that it
   // names. A byte outside the cache has no owner.
@@ -110,9 +110,10 @@ std::vector<PageSpan> page_spans(const MemoryModel& model, ModelPage page);
 // Read-only, but expensive: it tries every live row and state. For divergences, not for steps.
 //
 // `found` are the bytes at `first_byte` of the page: a whole row if `owner` is a row, else any
-// bytes of which only whole words of 8 bytes are searched.
+// bytes. Only whole words of 8 bytes that differ from `expected` are searched.
 std::string whose_content(const MemoryModel& model, const ByteOwner& owner, std::int64_t first_byte,
-                          std::span<const std::uint8_t> found);
+                          std::span<const std::uint8_t> found,
+                          std::span<const std::uint8_t> expected);
 
 // Returns the name of a part for messages: "K", "V", "latent row", "hidden state", "state 1".
 std::string part_name(const ModelLayer& layer, std::int64_t part);

@@ -3,8 +3,10 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <optional>
 #include <vector>
 
+#include "base/check.h"
 #include "reference/memory/page_image.h"
 
 namespace lockstep {
@@ -27,8 +29,11 @@ struct Match {
   RowPlace place;
 };
 
+// The words to explain; empty where a word is the expected one.
+using WrongWords = std::vector<std::optional<std::uint64_t>>;
+
 // Counts the words that equal those of the row, compared from the row's word `shift`.
-std::size_t count_matches(std::span<const std::uint64_t> words, std::span<const std::uint64_t> row,
+std::size_t count_matches(const WrongWords& words, std::span<const std::uint64_t> row,
                           std::size_t shift) {
   std::size_t matches = 0;
   for (std::size_t i = 0; i < words.size() && i + shift < row.size(); ++i)
@@ -40,7 +45,7 @@ std::size_t count_matches(std::span<const std::uint64_t> words, std::span<const 
 // row is 64 bits of hash with at least 32 random bits: a single equal word is not an accident.
 // `shifted` also tries the row from each of its later words, for rows written at a wrong offset.
 // Costs (live rows) * (words per row), squared in the words if shifted.
-Match best_row(const MemoryModel& model, std::span<const std::uint64_t> words, bool shifted) {
+Match best_row(const MemoryModel& model, const WrongWords& words, bool shifted) {
   Match best;
   for (const ModelLayer& layer : model.layers()) {
     if (layer.num_kv == 0) continue;
@@ -123,13 +128,24 @@ std::string part_name(const ModelLayer& layer, std::int64_t part) {
 }
 
 std::string whose_content(const MemoryModel& model, const ByteOwner& owner, std::int64_t first_byte,
-                          std::span<const std::uint8_t> found) {
+                          std::span<const std::uint8_t> found,
+                          std::span<const std::uint8_t> expected) {
+  LS_CHECK(found.size() == expected.size(), "{} bytes and {}", found.size(), expected.size());
+  std::int64_t wrong = 0, zeros = 0;
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    wrong += found[i] != expected[i];
+    zeros += found[i] != expected[i] && found[i] == 0;
+  }
   // Zeros are the content of a zeroed block. Report them before the search, in which no row matches
-  // them.
-  if (std::ranges::all_of(found, [](std::uint8_t byte) { return byte == 0; })) return "zeros";
-  std::vector<std::uint64_t> words;
-  for (std::size_t i = 0; i < found.size() / 8; ++i) words.push_back(load_word(found, i));
-  if (words.empty()) return {};
+  // them. A row has them whole.
+  const bool are_zeros = owner.what == ByteOwner::What::row
+                             ? std::ranges::count(found, 0) == std::ssize(found)
+                             : zeros == wrong;
+  if (are_zeros) return "zeros";
+  WrongWords words(found.size() / 8);
+  for (std::size_t i = 0; i < words.size(); ++i)
+    if (const std::uint64_t word = load_word(found, i); word != load_word(expected, i))
+      words[i] = word;
   // Likeliest first: another row in the same place, then poison, then states, then a row at a wrong
   // offset, which is also the most expensive search.
   if (owner.what == ByteOwner::What::row)
@@ -137,13 +153,17 @@ std::string whose_content(const MemoryModel& model, const ByteOwner& owner, std:
       return describe(model, match);
   // Poison words are aligned to the page; an unaligned read has none of them whole.
   if (first_byte % 8 == 0)
-    for (const std::uint64_t word : words)
-      if (std::string poison = poison_name(model, word); !poison.empty()) return poison;
-  for (const std::uint64_t word : words)
-    if (std::string state = state_name(model, word); !state.empty()) return state;
+    for (const auto& word : words)
+      if (std::string poison = word ? poison_name(model, *word) : ""; !poison.empty())
+        return poison;
+  for (const auto& word : words)
+    if (std::string state = word ? state_name(model, *word) : ""; !state.empty()) return state;
   if (const Match match = best_row(model, words, true); match.words > 0)
     return describe(model, match);
-  return {};
+  if (owner.what != ByteOwner::What::row ||
+      std::ranges::all_of(words, [](const auto& word) { return word.has_value(); }))
+    return {};
+  return fmt::format("the right row, {} of its {} bytes differ", wrong, found.size());
 }
 
 }  // namespace lockstep

@@ -62,6 +62,7 @@ static int num_members_of(const RunConfig& config) {
 struct NotChecked {
   std::int64_t rows_read = 0, rows_left_out = 0;
   std::int64_t tokens_asked = 0, tokens_left_out = 0;
+  std::int64_t state_tokens_read = 0, state_tokens_left_out = 0;
   std::int64_t ignored_zeros = 0;  // equal in all stages that have groups to zero
   std::int64_t probe_rows_max = 0, query_rows_max = 0;
   // With their stages; -1: the line names its layers or formats.
@@ -198,6 +199,8 @@ class RankRun final {
     sum.rows_left_out += planner_.rows_left_out();
     sum.tokens_asked += planner_.tokens_asked();
     sum.tokens_left_out += planner_.tokens_left_out();
+    sum.state_tokens_read += comparer_.states().tokens_read();
+    sum.state_tokens_left_out += comparer_.states().tokens_left_out();
     sum.ignored_zeros = std::max(sum.ignored_zeros, builder_.ignored_zeros());
     sum.probe_rows_max = config_.budget.probe_rows;
     sum.query_rows_max = std::max(sum.query_rows_max, query_plan_of(config_, backend_).rows);
@@ -334,6 +337,10 @@ void RunMemory::say_what_was_not_checked(bool agreed) {
         "attention outputs are those of {} of {} query tokens, each counted per layer; "
         "the budget is {} rows {}",
         sum.tokens_asked, sum.tokens_asked + sum.tokens_left_out, sum.query_rows_max, per));
+  if (sum.state_tokens_left_out > 0)
+    not_checked.push_back(
+        fmt::format("outputs of states are those of {} of {} tokens, each counted per group",
+                    sum.state_tokens_read, sum.state_tokens_read + sum.state_tokens_left_out));
   for (const MemoryCheck* check : checks_)
     for (std::string& sentence : check->not_checked()) not_checked.push_back(std::move(sentence));
   if (sum.ignored_zeros > 0)

@@ -128,7 +128,8 @@
 //     sequence, from input num_tokens on, goes to the rows of the target from row 0 on. With
 //     drafts, updates leave inputs unchanged. A copy moves rows [conv_offset, n) of conv_source to
 //     rows 0, 1, ...
-//     The output of a convolution or recurrence is read back for the last token of each update.
+//     Outputs of a convolution or recurrence are read back for tokens 0 to 3 of each update, where
+//     a wrong start shows, the last one, and every 61st, a prime to the pieces of kernels.
 // (16) A checkpoint is one of a chunk's two updates: its target receives the state after its
 //     tokens, inputs of convolutions included, and the chunk continues in the same pass. The next
 //     update names that target as its source but does not read it: the chunk ends with the right
@@ -288,8 +289,8 @@ struct StepReadback {
   std::vector<std::vector<Slot>> slot_mappings;  // per group, num_padded_tokens entries
   std::vector<std::uint64_t> digests;            // per probe
   std::vector<float> outputs;                    // per query: num_query_heads * head_size floats
-  // Rule (15): per state update, layer of its group and state tensor, in this order: [channels] or
-  // [heads, rows].
+  // Rule (15): per state update, layer of its group, state tensor and token read, in this order:
+  // [channels] or [heads, rows].
   std::vector<float> state_outputs;
   // Per extraction [num_tokens, num_kv_heads, row bytes], one after the other.
   std::vector<std::uint8_t> extracted;

@@ -75,7 +75,12 @@ std::int64_t checkpoint_alignment(const LayerSpecs& layers) {
   return every;
 }
 
-// The layers of a hybrid with prefix caching, and options.mamba_cache_mode.
+bool has_states(const LayerSpecs& layers) {
+  return std::ranges::any_of(layers,
+                             [](const NamedSpec& layer) { return is_state_kind(layer.spec.kind); });
+}
+
+// The layers of a model with states and prefix caching, and options.mamba_cache_mode.
 Result<LayerSpecs> state_layers(const RunSpec& run, const ModelSpec& model,
                                 const CacheWishes& wishes, PlanOptions& options,
                                 std::vector<std::string>& chosen,
@@ -237,7 +242,7 @@ Result<std::optional<KVCacheConfig>> plan_overlaid(RunSpec& run, const CacheWish
   run.layout = layout;
   run.attention_backend = backend;
   run.engine.block_size = static_cast<std::int32_t>(cache_config_block(placement));
-  const bool is_aligned = options.mamba_cache_mode == MambaCacheMode::align && is_hybrid(layers);
+  const bool is_aligned = options.mamba_cache_mode == MambaCacheMode::align;
   run.engine.mamba_block_size =
       is_aligned ? static_cast<std::int32_t>(placed.stages.alignment->mamba_block_size) : 0;
   const std::string_view by = placed.stages.order->by;
@@ -252,9 +257,10 @@ Result<std::optional<KVCacheConfig>> plan_overlaid(RunSpec& run, const CacheWish
   return std::optional(std::move(*plan));
 }
 
-// Options that vLLM disables with some kinds of layers (vllm/config/vllm.py,
+// Options that vLLM disables with some kinds of layers (vllm/config/vllm.py, vllm/config/model.py,
 // model_executor/models/config.py).
-void serve_kinds(const LayerSpecs& layers, EngineConfig& engine, std::vector<std::string>& chosen) {
+void serve_kinds(const LayerSpecs& layers, const CacheWishes& wishes, EngineConfig& engine,
+                 std::vector<std::string>& chosen) {
   const auto has = [&](auto is) {
     return std::ranges::any_of(layers, [&](const NamedSpec& layer) { return is(layer.spec); });
   };
@@ -263,6 +269,20 @@ void serve_kinds(const LayerSpecs& layers, EngineConfig& engine, std::vector<std
     engine.enable_prefix_caching = false;
     chosen.push_back("no prefix caching, as the engine serves cross attention and R-SWA");
   }
+  const bool wants_states =
+      wishes.says_cache_mode && engine.mamba_cache_mode != MambaCacheMode::none;
+  if (engine.enable_prefix_caching && wishes.as_served && !wants_states && has_states(layers) &&
+      !is_hybrid(layers)) {
+    engine.enable_prefix_caching = false;
+    chosen.push_back(
+        "no prefix caching, as the engine serves models without attention; --mamba-cache-mode "
+        "align switches it on");
+  }
+  if (!engine.enable_prefix_caching && wants_states && has_states(layers))
+    chosen.push_back(
+        fmt::format("states are kept in mode none, not {}, as the engine does without prefix "
+                    "caching",
+                    name_of(engine.mamba_cache_mode)));
   if (engine.enable_chunked_prefill && has_cross) {
     engine.enable_chunked_prefill = false;
     chosen.push_back("no chunked prefill, as the engine serves cross attention");
@@ -319,10 +339,10 @@ Result<KVCacheConfig> plan_model(RunSpec& run, const CacheWishes& wishes,
         "groups overlay one allocation",
         engine.engine);
   LS_ASSIGN_OR_RETURN(LayerSpecs layers, layer_specs(model, options));
-  serve_kinds(layers, engine, chosen);
+  serve_kinds(layers, wishes, engine, chosen);
   for (const NamedSpec& layer : layers)
     LS_RETURN_IF_ERROR(check_scales(run.recipe.dtype, layer.spec));
-  if (is_hybrid(layers) && engine.enable_prefix_caching) {
+  if (has_states(layers) && engine.enable_prefix_caching) {
     LS_ASSIGN_OR_RETURN(layers, state_layers(run, model, wishes, options, chosen, served));
   }
   if (!wishes.hybrid_groups)

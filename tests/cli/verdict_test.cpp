@@ -226,6 +226,35 @@ TEST(Verdicts, LostHitsHaveAReason) {
   EXPECT_TRUE(has(found.out, "prefix hits           62.9 %")) << found.out;
 }
 
+// vllm/config/model.py, is_prefix_caching_supported(): off by default without attention.
+TEST(Verdicts, ModelsOfStatesAloneHavePrefixCachingOnlyIfAsked) {
+  const std::string model = temporary_path("states.json");
+  write_text(model, R"({"model_file": 1, "name": "states", "max_model_len": 1024, "layer_kinds":
+      {"s": {"kind": "mamba", "states": "mamba2", "num_heads": 4, "head_dim": 16,
+             "intermediate_size": 64, "n_groups": 1, "state_size": 16, "conv_kernel": 4}},
+      "layers": ["s", "s"]})");
+  const auto replay = [](const std::string& of, const std::vector<std::string>& more) {
+    std::vector<std::string> words = {
+        "replay",       LOCKSTEP_SOURCE_DIR "/traces/samples/shared_prefixes.jsonl",
+        "--limit",      "4",
+        "--model",      of,
+        "--backend",    "none",
+        "--num-blocks", "400"};
+    words.insert(words.end(), more.begin(), more.end());
+    const Outcome outcome = run_lockstep(words);
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    return outcome.out;
+  };
+  const std::string off = "no prefix caching, as the engine serves models without attention";
+  EXPECT_TRUE(has(replay(model, {}), off));
+  const std::string asked = replay(model, {"--mamba-cache-mode", "align"});
+  EXPECT_FALSE(has(asked, off)) << asked;
+  EXPECT_TRUE(has(asked, "mode align")) << asked;
+  const std::string none =
+      replay("qwen3.5-0.8b", {"--no-prefix-caching", "--mamba-cache-mode", "align"});
+  EXPECT_TRUE(has(none, "states are kept in mode none, not align")) << none;
+}
+
 TEST(Verdicts, APromptThatCanFillNoBlockIsNamed) {
   const Outcome plan = run_lockstep({"layout", "--model", "qwen3.5-4b", "--mamba-cache-mode",
                                      "align", "--max-model-len", "500", "--memory", "4GiB"});

@@ -348,6 +348,19 @@ TEST(ConfigReader, HeadsAreAtLeastOneAndDivideTheHiddenSizeWhereTheClassSaysSo) 
                    .empty());
 }
 
+// vLLM's platform aligns blocks to states with the key, although the class ignores it.
+TEST(ConfigReader, AHeadSizeThatAClassWithStatesIgnoresIsRefused) {
+  const auto jamba = [](std::string_view head_dim) {
+    return fmt::format(R"({{"architectures": ["JambaForCausalLM"], "model_type": "jamba",
+        "num_hidden_layers": 8, "hidden_size": 4096, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "head_dim": {}}})",
+                       head_dim);
+  };
+  EXPECT_NE(refusal_of(jamba("64")).find("head_dim 64: JambaForCausalLM divides"),
+            std::string::npos);
+  EXPECT_EQ(refusal_of(jamba("128")), "read");
+}
+
 // transformers assigns num_attention_heads after n_head.
 TEST(ConfigReader, AKeyCountsBeforeItsAlias) {
   const LayerSpecs layers = layers_of(R"({"architectures": ["BloomForCausalLM"], "model_type":

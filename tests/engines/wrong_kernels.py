@@ -58,6 +58,15 @@ class StartsFromZeros(States):
         return super().delta(layer, q, k, v, g, beta, ssm_state, starts, initial, none, cache)
 
 
+class OnlyTheLastOutput(States):
+    """Outputs of all tokens of a chunk but the last are zero."""
+
+    def conv(self, layer, x, conv_state, weight, starts, *indices):
+        output = super().conv(layer, x, conv_state, weight, starts, *indices)
+        last = starts[1:] - 1
+        return torch.zeros_like(output).index_copy(0, last, output[last])
+
+
 class WritesPadding(Sdpa):
     """Slot -1 becomes slot 0."""
 

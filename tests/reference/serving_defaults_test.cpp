@@ -104,6 +104,10 @@ TEST(ServingDefaults, KeepStatesOfMambaInModeAllUpTo0271) {
   EXPECT_EQ(mode("vllm-0.28.0", StateFamily::mamba2), MambaCacheMode::align);
   EXPECT_EQ(mode("vllm-0.22.1", StateFamily::gated_delta_net), MambaCacheMode::align);
   EXPECT_EQ(served_cache_mode(served_engine("vllm-0.33.0"), hybrid({})), MambaCacheMode::none);
+  // vllm/config/model.py: no prefix caching without attention.
+  ModelSpec states_only = hybrid({states(StateFamily::mamba2)});
+  states_only.kinds.erase(states_only.kinds.begin());
+  EXPECT_EQ(served_cache_mode(served_engine("vllm-0.33.0"), states_only), MambaCacheMode::none);
 }
 
 TEST(ServingDefaults, ExportCheckpointsByTheKindOfLayer) {

@@ -84,6 +84,7 @@ TEST(Divergence, AByteOfARowJustWritten) {
   EXPECT_EQ(found.byte, backend.byte);
   EXPECT_EQ(found.token, backend.token);
   EXPECT_EQ(found.wrong_bytes, 1);
+  EXPECT_EQ(found.owner, "the right row, 1 of its 32 bytes differ");
   EXPECT_FALSE(found.request.empty());
   EXPECT_NE(found.writer.find("plain loops"), std::string::npos) << found.writer;
 }

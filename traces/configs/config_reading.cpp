@@ -360,7 +360,7 @@ constexpr std::string_view kWholeHeads =
     "gemma3n_text gpt_neox hrm_text hyperclovax jais2 llama minicpm3 muse_glimmer_text ultrabert "
     "vaultgemma ";
 
-std::int64_t ConfigReading::head_size(bool own) {
+std::int64_t ConfigReading::head_size(bool own, bool beside_states) {
   const std::int64_t given = text.number("head_dim", 0);
   if (own && given > 0) return given;
   // PLaMo 2's name (vLLM 0.33.0, model_arch_config_convertor.py, get_head_size()).
@@ -372,7 +372,13 @@ std::int64_t ConfigReading::head_size(bool own) {
         fmt::format("hidden_size {} is not divisible by num_attention_heads {}, which the class of "
                     "model_type '{}' refuses",
                     hidden, heads(), text.type()));
-  if (!own && given > 0 && given != derived)
+  if (own || given == 0 || given == derived) return derived;
+  if (beside_states)
+    text.refuse(
+        fmt::format("head_dim {}: {} divides hidden_size and ignores it, but vLLM sizes the blocks "
+                    "of states with it; remove the key, or write {}",
+                    given, architecture, derived));
+  else
     assume(fmt::format("heads of {} elements: {} divides hidden_size and ignores head_dim {}",
                        derived, architecture, given));
   return derived;

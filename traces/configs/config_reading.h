@@ -153,7 +153,9 @@ class ConfigReading {
   std::int64_t kv_heads();
   // Elements of a head. `own`: the model class reads head_dim; other classes divide the hidden size
   // by the heads and ignore the key, which becomes an assumption where both disagree.
-  std::int64_t head_size(bool own = true);
+  // `beside_states`: a refusal, since vLLM aligns blocks to states with the key
+  // (vllm/platforms/interface.py), and such a plan is not derived.
+  std::int64_t head_size(bool own = true, bool beside_states = false);
   // Tokens of the windows; 0: no window, or use_sliding_window switches it off.
   std::int64_t window();
   // Returns one type per layer under its current name ("full_attention"): as the file lists them,

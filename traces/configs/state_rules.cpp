@@ -116,7 +116,7 @@ void gated_delta_layers(ConfigReading& reading) {
       (text.number("indexer_n_heads", 0) != 0 || !text.numbers("ple_layer_ids").empty()))
     return refuse_layers(reading, "indexer_n_heads, ple_layer_ids: their caches are not derived");
   mixed_layers(reading,
-               ConfigReading::rows("attn", reading.kv_heads(), reading.head_size(!is_olmo)),
+               ConfigReading::rows("attn", reading.kv_heads(), reading.head_size(!is_olmo, true)),
                states);
 }
 
@@ -170,7 +170,8 @@ void bailing_layers(ConfigReading& reading) {
 // files list the attention layers in full_attn_idxs, newer ones the types of all layers.
 void short_conv_layers(ConfigReading& reading) {
   ConfigPart& text = reading.text;
-  const LayerKind full = ConfigReading::rows("attn", reading.kv_heads(), reading.head_size(false));
+  const LayerKind full =
+      ConfigReading::rows("attn", reading.kv_heads(), reading.head_size(false, true));
   const std::int64_t hidden = text.need("hidden_size");
   const LayerKind states =
       ConfigReading::states("conv", {.family = StateFamily::short_conv,
@@ -207,7 +208,8 @@ void mamba2_layers(ConfigReading& reading) {
 // elsewhere.
 void jamba_layers(ConfigReading& reading) {
   ConfigPart& text = reading.text;
-  const LayerKind full = ConfigReading::rows("attn", reading.kv_heads(), reading.head_size(false));
+  const LayerKind full =
+      ConfigReading::rows("attn", reading.kv_heads(), reading.head_size(false, true));
   const LayerKind states =
       mamba1_states(reading, text.number("mamba_expand", 2) * text.need("hidden_size"),
                     "mamba_d_state", "mamba_d_conv");
@@ -254,7 +256,8 @@ void falcon_h1_layers(ConfigReading& reading) {
 
 // Granite 4 hybrid: attention or Mamba 2 by layer type, with head_dim derived from the hidden size.
 void granite_hybrid_layers(ConfigReading& reading) {
-  mixed_layers(reading, ConfigReading::rows("attn", reading.kv_heads(), reading.head_size(false)),
+  mixed_layers(reading,
+               ConfigReading::rows("attn", reading.kv_heads(), reading.head_size(false, true)),
                mamba2_states(reading, kPrefixedKeys, false));
 }
 
