@@ -135,7 +135,7 @@ class TorchTest(Example):
             self.assertNotRegex(said, "(conv|ssm|delta)[^:]*: ")
             self.assertRegex(said, r"\d{3} +state numbers; [1-9]")
         self.find("wrong_kernels.py:KeepsTheChunkAlone", "page_written", *few)
-        self.find("wrong_kernels.py:StartsFromZeros", "page_written", *few)
+        self.find("wrong_kernels.py:StartsFromZeros", "state_output", *few)
         self.find("wrong_kernels.py:OnlyTheLastOutput", "state_output", *few)
 
     def test_blocks_are_zeroed_and_copied_by_the_class(self) -> None:

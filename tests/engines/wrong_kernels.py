@@ -63,7 +63,7 @@ class OnlyTheLastOutput(States):
 
     def conv(self, layer, x, conv_state, weight, starts, *indices):
         output = super().conv(layer, x, conv_state, weight, starts, *indices)
-        last = starts[1:] - 1
+        last = starts[1:].long() - 1
         return torch.zeros_like(output).index_copy(0, last, output[last])
 
 

@@ -232,7 +232,9 @@ TEST(Shrinker, OnlyACandidateWithLessOfWhatWeighsMoreMayRunMoreSteps) {
   std::size_t num_records_before = 99;
   std::set<std::int64_t> limits;
   const auto result = shrink(large_case(4), [&](const SavedCase& saved, std::int64_t steps_max) {
-    if (num_records(saved) < num_records_before) EXPECT_EQ(steps_max, 0);
+    if (num_records(saved) < num_records_before) {
+      EXPECT_EQ(steps_max, 0);
+    }
     num_records_before = num_records(saved);
     limits.insert(steps_max);
     return std::optional(kSteps);
