@@ -73,7 +73,7 @@ TEST(ConnectorCases, AreDrawnLastSoThatTheRestOfACaseStays) {
                 Feature::rings,         Feature::compressed_rows,    Feature::equal_requests,
                 Feature::mapped_tables, Feature::engine_hashes,      Feature::whole_caches,
                 Feature::same_instant,  Feature::hits_inside_blocks, Feature::stop_tokens,
-                Feature::running_resets};
+                Feature::running_resets, Feature::pauses};
   with.never.add(kBesideTokens);
   without.never = with.never;
   without.never.add({Feature::connector_peers, Feature::host_tier});

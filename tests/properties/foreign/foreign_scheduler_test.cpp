@@ -171,7 +171,7 @@ FuzzReport fuzz_paged(const std::string& bug, std::int64_t runs, int seconds = 6
        Feature::chunked_local, Feature::hidden_state, Feature::drafts, Feature::async_scheduling,
        Feature::priority_policy, Feature::priorities, Feature::salts, Feature::resets,
        Feature::no_chunked_prefill, Feature::served, Feature::connector_peers,
-       Feature::context_parallel, Feature::whole_caches});
+       Feature::context_parallel, Feature::whole_caches, Feature::pauses});
   options.generator.always = {Feature::full_attention};
   options.runs = runs;
   options.decisions = decisions_of(engine);
