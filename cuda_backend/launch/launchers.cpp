@@ -1,8 +1,6 @@
 // Launchers for block tables, slots and rows: inputs from content ids, rows into the cache and out.
 #include "cuda_backend/launch/launchers.h"
 
-#include <array>
-
 #include "cuda_backend/kernels/block_moves.cuh"
 #include "cuda_backend/kernels/block_tables.cuh"
 #include "cuda_backend/kernels/cache_write.cuh"
@@ -48,6 +46,13 @@ int move_rows(const LaunchPlace& place, const WritePartsParams& params) {
                                 params, make_divisor(units_per_row),
                                 make_divisor(static_cast<std::uint32_t>(part.num_heads))));
 }
+
+#if KERNELS_HAVE_WIDE_WORDS
+// The widest unit of a move. An array of vec16 would lose its attribute: rows have other types.
+struct [[gnu::may_alias]] CacheLine {
+  simt::vec16 quarters[4];
+};
+#endif
 
 // with_unit() of words.cuh for the host: nvcc allows no function that calls lambdas of both sides.
 template <class F>
@@ -261,7 +266,7 @@ int write_parts_of(const LaunchPlace& place, const WritePartsParams& parts,
       if (!shape.in_pieces) {
 #if KERNELS_HAVE_WIDE_WORDS
         if (shape.unit_bytes == 16 && shape.row_bytes % 64 == 0)
-          return move_rows<std::array<simt::vec16, 4>>(place, parts);
+          return move_rows<CacheLine>(place, parts);
 #endif
         return for_unit(shape.unit_bytes,
                         [&](auto unit) { return move_rows<decltype(unit)>(place, parts); });
