@@ -24,6 +24,7 @@ void OutputLedger::begin(const AuditRequest& request, const RecordedEvent& event
   ends.detects_repetition = event.request.repetition_detection.max_pattern_size > 0;
   ends.eos_token = event.request.eos_token;
   ends.stop_token_ids = event.request.stop_token_ids;
+  ends.lists_tokens = event.has_no_stop_tokens || ends.eos_token || !ends.stop_token_ids.empty();
   ends.first_step = first_step;
 }
 
@@ -274,7 +275,7 @@ void OutputLedger::check_stopped(const RecordedStopped& stopped, const AuditRequ
            "ends because it repeats itself, and was not to be watched for that");
   if (stopped.reason != "stop" || ends.is_pooled) return;
   // In a run every request comes with its tokens.
-  if (setup_.scope == AuditScope::whole_recording && !ends.eos_token && ends.stop_token_ids.empty())
+  if (setup_.scope == AuditScope::whole_recording && !ends.lists_tokens)
     lists_ends_ = false;
   else if (std::none_of(request.tokens.begin() + request.num_prompt, request.tokens.end(),
                         [&](std::int32_t token) { return ends.is_ended_by(token); }))

@@ -41,6 +41,7 @@ class OutputLedger : Ledger {
     bool is_pooled = false;  // its pooled output was received
     std::optional<std::int32_t> eos_token{};
     std::vector<std::int32_t> stop_token_ids{};
+    bool lists_tokens = false;        // that end it, or that it has none
     std::int64_t first_step = 0;      // that may schedule it
     std::int64_t full_since = -1;     // step that sampled the last token it may have
     std::int64_t stopped_since = -1;  // step that sampled a token that ends it

@@ -169,6 +169,18 @@ TEST(Decisions, ABlockSizeThatARecordingMayNotHaveIsAWrongReply) {
       << run.out;
 }
 
+TEST(Decisions, AStopWithoutAStopTokenIsFoundInItsRecording) {
+  const std::string folder = fresh_path("stops");
+  const std::string engine = changed_engine("stops", "[name, \"length\"]", "[name, \"stop\"]");
+  ASSERT_EQ(fuzz(engine, {"--save", folder, "--no-shrink", "--failures", "1"}).status, 1);
+  for (const auto& file : std::filesystem::directory_iterator(folder)) {
+    if (!file.path().string().ends_with(".recording.jsonl")) continue;
+    const Outcome audit = run_lockstep({"audit", file.path()});
+    EXPECT_EQ(audit.status, 1) << audit.out << audit.err;
+    EXPECT_NE(audit.out.find("ends by a stop token, and none"), std::string::npos) << audit.out;
+  }
+}
+
 TEST(Decisions, AnUnknownRequestIsNamedWithItsKey) {
   const Outcome run = fuzz_changed("ghost", "return queues |",
                                    "return {\"loading\": {\"ghost\": [[1]]}} | queues |");

@@ -428,10 +428,6 @@ INSTANTIATE_TEST_SUITE_P(
                 "one token"},
         Refused{"a prompt with a length alone", changed(kRecording, "[[7,20]]", "{\"length\":20}"),
                 "FILE:2: field `before[0].prompt`: found no key \"tokens\"; expected it"},
-        Refused{"no stop token in a list of them",
-                changed(kRecording, "\"eos\":9", "\"eos\":9,\"stop_token_ids\":[]"),
-                "FILE:2: field `before[0].stop_token_ids`: found an array of 0 elements; expected "
-                "at least one token, or no such key"},
         Refused{
             "a seed of 33 bits", changed(kRecording, "[[7,20]]", "[[4294967296,20]]"),
             "FILE:2: field `before[0].prompt[0][0]`: found 4294967296; expected an integer from 0 "

@@ -163,6 +163,8 @@ struct RecordedEvent {
   RequestSpec request{};
   // add: the key was present. A priority of 0 is written only if it was: 0 is also the default.
   bool priority_given = false;
+  // add: `stop_token_ids` is an empty list. Without the key, a recording may leave such tokens out.
+  bool has_no_stop_tokens = false;
   // The other kinds that concern a request: its name.
   std::string name{};
   // add: keys `structured`, `resumable` and `pooling`. A pooling request ends with a pooled output
@@ -172,13 +174,11 @@ struct RecordedEvent {
   bool is_pooling = false;
   // add: the name that the request's cache events carry; empty: none.
   std::string session_id{};
-  // add: the request of which this one is one of several samples (`n` above 1). No decision depends
-  // on it.
+  // add: the request of which this is one of `n` samples. No decision depends on it.
   std::string parent{};
   // reset_prefix_cache: the engine's return value; false while requests hold blocks.
   bool reset_succeeded = false;
-  // reset_prefix_cache: all running requests were preempted first.
-  bool resets_running = false;
+  bool resets_running = false;  // reset_prefix_cache: all running requests were preempted first
   PauseState pause_state = PauseState::unpaused;
   // output: the output of that step was processed here. Only in `during`, and only where events
   // follow it and a further output follows these; a step's last output is

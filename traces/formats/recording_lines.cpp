@@ -60,6 +60,7 @@ void read_add(JsonObject& object, const RecordingHeader& header, RecordedEvent& 
       .keys = {.has_items_beside = header.options.inputs.is_encoder_decoder.value_or(false),
                .zeroes_embedded = profile != nullptr && profile->zeroes_embedded_tokens}};
   event.request = read_added_request(object, event.priority_given, form);
+  event.has_no_stop_tokens = object.has("stop_token_ids") && event.request.stop_token_ids.empty();
   FieldReader io(object);
   io.required("arrival", event.request.arrival_ns, kSeconds);
   rest_of_add(io, event);
@@ -76,7 +77,8 @@ void write_add(JsonWriter& out, const RecordedEvent& event) {
   if (event.priority_given) out.integer("priority", request.priority);
   if (!request.cache_salt.empty()) out.string("cache_salt", request.cache_salt);
   if (request.eos_token) out.integer("eos", *request.eos_token);
-  if (!request.stop_token_ids.empty()) out.key("stop_token_ids").integers(request.stop_token_ids);
+  if (!request.stop_token_ids.empty() || event.has_no_stop_tokens)
+    out.key("stop_token_ids").integers(request.stop_token_ids);
   write_rare_request_keys(out, request);
   FieldWriter io(out);
   rest_of_add(io, event);
@@ -460,10 +462,7 @@ RequestSpec read_added_request(JsonObject& object, bool& priority_given, AddedFo
   if (auto salt = object.optional("cache_salt")) request.cache_salt = salt.nonempty_string();
   if (auto eos = object.optional("eos"))
     request.eos_token = eos.integer<std::int32_t>(0, kTokenIdMax);
-  if (auto stop = object.optional("stop_token_ids")) {
-    request.stop_token_ids = read_token_ids(stop);
-    if (request.stop_token_ids.empty()) stop.refuse("at least one token, or no such key");
-  }
+  if (auto stop = object.optional("stop_token_ids")) request.stop_token_ids = read_token_ids(stop);
   read_rare_request_keys(object, request, form.keys);
   return request;
 }

@@ -380,8 +380,11 @@ TEST(Audit, AnEndByATokenIsNotCheckedWhereTheRecordingListsNoSuchToken) {
   Recording recording = shared_prefix();
   recording.steps[1].stopped = {{"a", "stop"}};
   const std::string line = "ends by a stop token: some requests list no `eos`, `stop_token_ids`";
-  for (const bool lists : {false, true}) {
-    if (lists) recording.steps[0].before[0].request.stop_token_ids = {100};
+  for (const bool lists : {false, true, true}) {
+    RecordedEvent& added = recording.steps[0].before[0];
+    added.has_no_stop_tokens = lists && !added.request.stop_token_ids.empty();
+    added.request.stop_token_ids.clear();
+    if (lists && !added.has_no_stop_tokens) added.request.stop_token_ids = {100};
     Auditor auditor(recording.header, AuditScope::whole_recording);
     for (const RecordedStep& step : recording.steps) auditor.step(step);
     EXPECT_EQ(std::ranges::count(auditor.not_checked(), line), lists ? 0 : 1);
