@@ -1,4 +1,4 @@
-// Launchers for block tables, slots and rows: inputs from content ids, rows into the cache and out.
+// The launchers of all kernels, and at the end the tables that list them.
 #include "cuda_backend/launch/launchers.h"
 
 #include "cuda_backend/kernels/block_moves.cuh"
@@ -574,6 +574,15 @@ int launch_gated_delta(const LaunchPlace& place, const GatedDeltaParams& params)
 int launch_delta_chunks(const LaunchPlace& place, const GatedDeltaParams& params) {
   return recur(place, "delta_chunks", delta_chunks_kernel<4>, delta_chunks_kernel<8>, params);
 }
+
+static const char* error_text(int error) {
+  return simt::error_string(static_cast<simt::error_t>(error));
+}
+
+#define LOCKSTEP_LAUNCHER(name, Params) launch_##name,
+extern const KernelTable kernel_table = {LOCKSTEP_PROTOCOL_KERNELS(LOCKSTEP_LAUNCHER) error_text};
+extern const EngineKernels engine_kernels = {LOCKSTEP_ENGINE_KERNELS(LOCKSTEP_LAUNCHER)};
+#undef LOCKSTEP_LAUNCHER
 
 }  // namespace SIMT_VARIANT
 }  // namespace lockstep::cuda

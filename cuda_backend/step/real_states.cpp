@@ -40,17 +40,6 @@ static std::int64_t aligned(std::int64_t floats) {
   return (floats + kAlignedFloats - 1) / kAlignedFloats * kAlignedFloats;
 }
 
-// Rule (15): whether the output of the update's token `token` is read back.
-static bool reads_output(const StateUpdate& update, std::int32_t token) {
-  return token < 4 || token % 61 == 0 || token == update.num_tokens - 1;
-}
-static std::int64_t num_outputs_read(const StateUpdate& update) {
-  std::int64_t reads = 0;
-  for (std::int32_t token = 0; token < update.num_tokens; ++token)
-    reads += reads_output(update, token);
-  return reads;
-}
-
 constexpr int kInputsOfRecurrence = 5;
 
 constexpr std::int32_t kMaxStateColumns = 256;  // of state_rows.cuh
@@ -187,7 +176,7 @@ void RealStates::add_chain(const StepProgram& program, const Chain& chain) {
     work.updates.push_back(chain.first + i);
     work.first_reads.push_back(work.tokens_read.size());
     for (std::int32_t token = 0; token < update.num_tokens; ++token)
-      if (reads_output(update, token)) work.tokens_read.push_back(update.first_token + token);
+      if (update.reads_output(token)) work.tokens_read.push_back(update.first_token + token);
     work.blocks_written.push_back(index_of(update.target));
     if (update.is_draft) continue;
     // One pass covers both updates: the checkpoint's inputs are not read again.
@@ -262,7 +251,7 @@ void RealStates::read_back(const StepProgram& program, StepReadback& readback) c
   readback.state_outputs.clear();
   for (std::size_t u = 0; u < program.state_updates.size(); ++u) {
     const StateUpdate& update = program.state_updates[u];
-    const std::int64_t reads = num_outputs_read(update);
+    const std::int64_t reads = update.num_outputs_read();
     for (std::size_t state = 0; state < states_.size(); ++state) {
       const RealState& of = states_[state];
       if (of.group != update.group) continue;

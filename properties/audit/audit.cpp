@@ -40,7 +40,7 @@ static bool has_roles(const RecordingHeader& header) {
 std::string why_not_audited(const RecordingHeader& header) {
   if (has_roles(header)) return "readers of a group that has a role are not followed";
   const EngineConfig& config = header.options.config;
-  const bool keeps_states = has_states(header);
+  const bool keeps_states = has_states(header.groups);
   // Releases that free blocks by processed outputs have a runner that counts on the device.
   const EngineProfile* profile = find_engine_profile(header.engine.profile());
   const bool counts_on_device =

@@ -37,11 +37,6 @@ std::int32_t draft_slots_of(const EngineConfig& config) {
 
 }  // namespace
 
-bool has_states(const RecordingHeader& header) {
-  return std::ranges::any_of(header.groups,
-                             [](const KVCacheGroupSpec& group) { return is_state(group.spec); });
-}
-
 bool is_given(const RecordingHeader& header, std::string_view option) {
   return std::ranges::find(header.options.given, option) != header.options.given.end();
 }

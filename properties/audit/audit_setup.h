@@ -232,7 +232,6 @@ struct AuditSetup {
 
 // True if the header gives the option.
 bool is_given(const RecordingHeader& header, std::string_view option);
-bool has_states(const RecordingHeader& header);
 
 inline bool is_state(const KVCacheSpec& spec) { return is_state_kind(spec.kind); }
 // Slots of tokens by position, which attention reads.

@@ -25,7 +25,7 @@ Auditor::Auditor(const RecordingHeader& header, AuditScope scope, AuditedRules r
       sessions_(core_, outputs_, drafts_),
       inputs_(core_, outputs_, header),
       names_ends_(core_.setup.names_ends()) {
-  if (has_states(header)) states_.emplace(core_, tokens_, counted_hits_);
+  if (has_states(header.groups)) states_.emplace(core_, tokens_, counted_hits_);
   if (header.has_cache_events && core_.setup.checks_rules()) events_.emplace(core_);
   if (header.worker_facts) facts_.emplace(core_, blocks_);
   if (rules == AuditedRules::all && core_.setup.checks_rules())

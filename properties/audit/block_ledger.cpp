@@ -15,7 +15,7 @@ namespace {
 // Every release zeroes full attention next to states. The newer ones zero all attention.
 std::vector<bool> zeroed_groups(const RecordingHeader& header, const EngineProfile* profile) {
   std::vector<bool> zeroed(header.groups.size());
-  if (profile == nullptr || !has_states(header) || header.connector) return zeroed;
+  if (profile == nullptr || !has_states(header.groups) || header.connector) return zeroed;
   for (std::size_t g = 0; g < zeroed.size(); ++g) {
     const KVCacheSpec& spec = header.groups[g].spec;
     zeroed[g] = is_full_of_pairs(spec.kind) ||
@@ -30,8 +30,9 @@ std::vector<bool> zeroed_groups(const RecordingHeader& header, const EngineProfi
 bool shows_all_holders(const RecordingHeader& header, const EngineProfile* profile) {
   const bool defers_frees =
       profile != nullptr && profile->defers_frees && header.options.config.async_scheduling;
-  return !header.connector || (!defers_frees && header.connector->name.empty() &&
-                               !header.connector->requires_kv_delivery && !has_states(header));
+  return !header.connector ||
+         (!defers_frees && header.connector->name.empty() &&
+          !header.connector->requires_kv_delivery && !has_states(header.groups));
 }
 
 // Sorts the blocks; each remains once.

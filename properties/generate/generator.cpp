@@ -176,7 +176,6 @@ void draw_running_resets(Draw& draw, SavedCase& saved) {
 // Pauses the engine at a record, for one to eight steps.
 void draw_pauses(Draw& draw, SavedCase& saved) {
   if (!draw.has(Feature::pauses)) return;
-  constexpr std::int64_t kHalfStepNs = 5'000'000;
   std::vector<TraceRecord>& records = saved.trace.records;
   const auto place = records.begin() + draw.choices.below(std::ssize(records));
   TraceControl control{
@@ -185,7 +184,7 @@ void draw_pauses(Draw& draw, SavedCase& saved) {
   for (auto record = records.begin(); record <= place; ++record)
     if (const std::int64_t* t_ns = time_of(*record)) control.t_ns = *t_ns;
   auto next = records.insert(place + 1, control) + 1;
-  control.t_ns += draw.choices.between(1, 16) * kHalfStepNs;
+  control.t_ns += draw.choices.between(1, 16) * kStepNs / 2;
   control.pause_state = PauseState::unpaused;
   next = std::find_if(next, records.end(), [&](TraceRecord& record) {
     const std::int64_t* t_ns = time_of(record);

@@ -12,6 +12,8 @@
 
 namespace lockstep {
 
+constexpr std::int64_t kStepNs = 10'000'000;  // approximate virtual time of a step
+
 // The state of one generation: the choices, what the search requires, and the features of this
 // case.
 struct Draw {

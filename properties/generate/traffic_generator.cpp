@@ -12,8 +12,7 @@
 namespace lockstep {
 namespace {
 
-constexpr std::int64_t kStepNs = 10'000'000;  // approximate virtual time of a step
-constexpr std::int32_t kFill = 7;             // the token of outputs that return in later prompts
+constexpr std::int32_t kFill = 7;  // the token of outputs that return in later prompts
 
 // Returns the longest prompt that an engine takes. One output token must fit; SGLang reserves five
 // (srt/managers/tp_worker.py, max_req_input_len).

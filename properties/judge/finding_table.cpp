@@ -34,7 +34,7 @@ bool state_hit_is_longer(const SavedCase& saved) {
   const EngineProfile& profile = profile_of(saved);
   return saved.engine.enable_prefix_caching && saved.engine.spec_method == SpecMethod::eagle &&
          profile.eagle_hits == EagleHits::drop_last_block && !profile.state_hits_drop_a_block &&
-         has_states(saved);
+         has_states(saved.cache.groups);
 }
 
 // 2: the common hit is cut for the first full-attention group only.
@@ -67,7 +67,7 @@ bool frees_windows_by_drafts(const SavedCase& saved) {
 bool plans_too_few_states(const SavedCase& saved) {
   return profile_of(saved).retire_basis == RetireBasis::processed &&
          saved.engine.async_scheduling && saved.engine.mamba_cache_mode == MambaCacheMode::align &&
-         has_states(saved);
+         has_states(saved.cache.groups);
 }
 
 // Checkpoints are exported only into blocks that groups have for them.
@@ -96,7 +96,7 @@ bool keeps_states_before_gaps(const SavedCase& saved) {
   const EngineProfile& profile = profile_of(saved);
   return profile.retire_basis == RetireBasis::processed && !profile.retires_beyond_null_gaps &&
          saved.engine.async_scheduling && saved.engine.mamba_cache_mode == MambaCacheMode::align &&
-         has_states(saved);
+         has_states(saved.cache.groups);
 }
 
 // 21: a decode is padded to 1 + drafts, and then cut to one token without its drafts.
@@ -108,7 +108,7 @@ bool pads_what_is_cut(const SavedCase& saved) {
 // 19: a prompt of one token looks like a decode and is padded with drafts, which enter its state.
 bool pads_prompts_of_one_token(const SavedCase& saved) {
   return profile_of(saved).pads_new_decodes != PadsNewDecodes::never &&
-         saved.engine.num_spec_tokens > 0 && has_states(saved) &&
+         saved.engine.num_spec_tokens > 0 && has_states(saved.cache.groups) &&
          std::ranges::any_of(requests_of(saved), [](const RequestSpec* request) {
            return request->prompt.size() == 1;
          });
@@ -371,7 +371,7 @@ constexpr KnownFinding kFindings[] = {
 // 10: after rejected drafts, a step with fewer drafts may end before a block boundary that the
 // previous step passed. The manager then asserts (vLLM 0.22.1).
 bool steps_may_end_sooner(const SavedCase& saved) {
-  return saved.engine.num_spec_tokens > 0 && has_states(saved) &&
+  return saved.engine.num_spec_tokens > 0 && has_states(saved.cache.groups) &&
          saved.engine.mamba_cache_mode == MambaCacheMode::align;
 }
 

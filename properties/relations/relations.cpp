@@ -50,7 +50,8 @@ Changed larger_pool(const SavedCase& saved) {
 
 Changed without_prefix_caching(const SavedCase& saved) {
   // The mode of states would change with it, and a host tier finds blocks by their hashes.
-  if (has_states(saved) || saved.connector.has(ConnectorKind::host)) return std::nullopt;
+  if (has_states(saved.cache.groups) || saved.connector.has(ConnectorKind::host))
+    return std::nullopt;
   return changed(saved, [](SavedCase& other) { other.engine.enable_prefix_caching = false; });
 }
 

@@ -201,12 +201,6 @@ SavedCase without_group(const SavedCase& saved, std::size_t group) {
   return smaller;
 }
 
-bool has_states(const SavedCase& saved) {
-  return std::ranges::any_of(saved.cache.groups, [](const KVCacheGroupSpec& group) {
-    return is_state_kind(group.spec.kind);
-  });
-}
-
 bool has_connector(const SavedCase& saved) { return !saved.connector.parts.empty(); }
 
 bool may_lose_blocks(const SavedCase& saved) {
@@ -293,7 +287,7 @@ bool drafts_have_a_method(const SavedCase& saved) {
 
 // In mode none one block holds the state of a whole request, so it is as long as max_model_len.
 bool states_have_one_mode(const SavedCase& saved) {
-  if (!has_states(saved)) return true;
+  if (!has_states(saved.cache.groups)) return true;
   const bool saves = saved.engine.mamba_cache_mode != MambaCacheMode::none;
   if (saves != saved.engine.enable_prefix_caching) return false;
   return std::ranges::all_of(saved.cache.groups, [&](const KVCacheGroupSpec& group) {
@@ -305,7 +299,8 @@ bool states_have_one_mode(const SavedCase& saved) {
 
 // A step, or the long-prefill threshold, must reach from one block boundary to the next.
 bool aligned_steps_reach_a_block(const SavedCase& saved) {
-  if (!has_states(saved) || saved.engine.mamba_cache_mode != MambaCacheMode::align) return true;
+  if (!has_states(saved.cache.groups) || saved.engine.mamba_cache_mode != MambaCacheMode::align)
+    return true;
   const std::int64_t threshold = saved.engine.long_prefill_token_threshold;
   return saved.engine.enable_chunked_prefill &&
          std::ranges::all_of(saved.cache.groups, [&](const KVCacheGroupSpec& group) {

@@ -45,8 +45,6 @@ void drop_unused_tokens(Prompt& prompt);
 SavedCase without_group(const SavedCase& saved, std::size_t group);
 SavedCase without_layer(const SavedCase& saved, std::size_t group, std::size_t layer);
 
-// Returns true if a layer keeps a recurrent state instead of keys and values.
-bool has_states(const SavedCase& saved);
 bool has_connector(const SavedCase& saved);
 // Returns true if loads of the case's connector may leave blocks unfilled. Unless the case states a
 // percentage, only loads from peers fail. With several groups no lost block is reported.

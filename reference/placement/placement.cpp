@@ -275,13 +275,10 @@ Result<PlacementCapacity> capacity_of(const Placement& plan, const PlacementOpti
 bool needs_zeroing(const Placement& plan) {
   // The scheduler decides it, and sees only a group's first layer.
   std::set<std::pair<DType, KVQuantMode>> precisions;
-  bool has_states = false;
-  for (const KVCacheGroupSpec& group : plan.groups) {
-    has_states |= is_state_kind(group.spec.kind);
+  for (const KVCacheGroupSpec& group : plan.groups)
     if (is_attention(group.spec.kind) && !is_on_host(group))
       precisions.insert({group.spec.dtype, group.spec.kv_quant_mode});
-  }
-  return has_states || precisions.size() > 1;
+  return has_states(plan.groups) || precisions.size() > 1;
 }
 
 std::int64_t cache_config_block(const Placement& plan) {

@@ -3,6 +3,7 @@
 // reference and, independently, by the backend.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -237,6 +238,10 @@ constexpr bool has_cross_attention(const std::vector<KVCacheGroupSpec>& groups) 
   for (const KVCacheGroupSpec& group : groups)
     if (is_cross_attention(group.spec)) return true;
   return false;
+}
+// True if one of the groups, layers or kinds of layers keeps recurrent states.
+constexpr bool has_states(const auto& parts) {
+  return std::ranges::any_of(parts, [](const auto& part) { return is_state_kind(part.spec.kind); });
 }
 
 // One raw buffer, shared by the named layers (one of each group, or layers_per_page of a packed

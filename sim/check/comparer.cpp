@@ -8,17 +8,6 @@
 
 namespace lockstep {
 
-// Rule (15): whether the output of the update's token `token` is read back.
-static bool reads_output(const StateUpdate& update, std::int32_t token) {
-  return token < 4 || token % 61 == 0 || token == update.num_tokens - 1;
-}
-static std::int64_t num_outputs_read(const StateUpdate& update) {
-  std::int64_t reads = 0;
-  for (std::int32_t token = 0; token < update.num_tokens; ++token)
-    reads += reads_output(update, token);
-  return reads;
-}
-
 // The bytes of one state tensor within its page.
 static std::span<const std::uint8_t> bytes_in_page(std::span<const std::uint8_t> page,
                                                    const ModelLayer& layer, std::size_t state) {
@@ -39,7 +28,7 @@ Checked StateChecker::check(const StepProgram& program, const StepExpectation& e
                         .words = expected.states_before[i].target,
                         .next_output = output,
                         .contents = std::span(program.contents).subspan(update.first_token)});
-    const std::int64_t reads = num_outputs_read(update);
+    const std::int64_t reads = update.num_outputs_read();
     tokens_read_ += reads;
     tokens_left_out_ += update.num_tokens - reads;
     // The order of StepReadback::state_outputs.
@@ -137,7 +126,7 @@ Checked StateChecker::check_inputs(Chain chain, const ModelLayer& layer, std::si
         static_cast<std::size_t>(update.of->first_token - chain[head].of->first_token);
     // A draft's output depends on the tokens and drafts before it, from the head's first token.
     for (std::int32_t token = 0; token < update.of->num_tokens; ++token)
-      if (reads_output(*update.of, token))
+      if (update.of->reads_output(token))
         LS_RETURN_UNLESS_FINE(check_outputs(
             update, layer, state, token,
             convolve_last(
@@ -163,7 +152,7 @@ Checked StateChecker::check_recurrence(Chain chain, const ModelLayer& layer, std
     std::vector<std::pair<std::int32_t, Bounded>> outputs;  // by token
     for (std::int32_t token = 0; token < update.of->num_tokens; ++token) {
       recurrence.advance(update.contents[static_cast<std::size_t>(token)]);
-      if (reads_output(*update.of, token)) outputs.emplace_back(token, recurrence.outputs());
+      if (update.of->reads_output(token)) outputs.emplace_back(token, recurrence.outputs());
     }
     // Storing a state ends a piece of the chunked form.
     recurrence.end_piece();

@@ -6,6 +6,7 @@
 //     output ends, finished().
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <span>
@@ -84,10 +85,22 @@ class StepObserver {
 class ObserverList final : public StepObserver {
  public:
   void add(StepObserver& observer) { observers_.push_back(&observer); }
-  bool decided(const StepView& view) override;
-  bool finished(const StepView& view) override;
-  void arrived(const Arrival& arrival) override;
-  void left(RequestId request, FinishReason reason) override;
+  // Stops at the first false, since the step will not complete.
+  bool decided(const StepView& view) override {
+    return std::ranges::all_of(observers_, [&](auto* observer) { return observer->decided(view); });
+  }
+  // All observers receive the finished step, also after a false: recorders must be complete.
+  bool finished(const StepView& view) override {
+    bool go_on = true;
+    for (StepObserver* observer : observers_) go_on &= observer->finished(view);
+    return go_on;
+  }
+  void arrived(const Arrival& arrival) override {
+    for (StepObserver* observer : observers_) observer->arrived(arrival);
+  }
+  void left(RequestId request, FinishReason reason) override {
+    for (StepObserver* observer : observers_) observer->left(request, reason);
+  }
 
  private:
   std::vector<StepObserver*> observers_;

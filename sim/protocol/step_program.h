@@ -135,6 +135,16 @@ struct StateUpdate {
   bool is_draft = false;
   // Rule (16): the target receives a state from the middle of a chunk.
   bool is_checkpoint = false;
+
+  // Rule (15): whether the output of the update's token `token` is read back.
+  bool reads_output(std::int32_t token) const {
+    return token < 4 || token % 61 == 0 || token == num_tokens - 1;
+  }
+  std::int64_t num_outputs_read() const {
+    std::int64_t reads = 0;
+    for (std::int32_t token = 0; token < num_tokens; ++token) reads += reads_output(token);
+    return reads;
+  }
 };
 
 // Rule (4): requests the digest of all positions [first, last) that `layer` reads through the block

@@ -75,11 +75,6 @@ std::int64_t checkpoint_alignment(const LayerSpecs& layers) {
   return every;
 }
 
-bool has_states(const LayerSpecs& layers) {
-  return std::ranges::any_of(layers,
-                             [](const NamedSpec& layer) { return is_state_kind(layer.spec.kind); });
-}
-
 // The layers of a model with states and prefix caching, and options.mamba_cache_mode.
 Result<LayerSpecs> state_layers(const RunSpec& run, const ModelSpec& model,
                                 const CacheWishes& wishes, PlanOptions& options,

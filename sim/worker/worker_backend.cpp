@@ -130,7 +130,7 @@ class WorkerBackend final : public Backend, private EngineWorker {
         "Triton "
         "kernels run one by one in Triton's interpreter, which computes bfloat16 wrongly and is "
         "trusted only to copy it"};
-    if (has_states())
+    if (has_states(config_.plan.groups))
       sentences.push_back(
           "recurrences of the worker's states, and rows of inputs that convolutions keep of "
           "drafts: "
@@ -258,12 +258,8 @@ class WorkerBackend final : public Backend, private EngineWorker {
   bool keeps_states(std::size_t group) const {
     return is_state_kind(config_.plan.groups[group].spec.kind);
   }
-  bool has_states() const {
-    return std::ranges::any_of(config_.plan.groups,
-                               [](const auto& group) { return is_state_kind(group.spec.kind); });
-  }
   Result<bool> sample(StepReadback& readback) {
-    if (!has_states()) return true;
+    if (!has_states(config_.plan.groups)) return true;
     std::vector<std::string> faults;
     engine_->ask(worker_sample_message(step_),
                  [&](JsonObject& reply) { faults = read_worker_sampled(reply); });

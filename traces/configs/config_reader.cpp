@@ -425,11 +425,6 @@ void add_draft_layers(ConfigReading& reading) {
     }
 }
 
-bool has_states(const ModelSpec& model) {
-  return std::ranges::any_of(model.kinds,
-                             [](const LayerKind& kind) { return is_state_kind(kind.spec.kind); });
-}
-
 // Drops the layers of a class that follows `is_causal: false` (llama.py, deepseek_v2.py). Refused:
 // hybrids, whose pages change, and AXK1, which expands its keys (config/model.py, use_mla).
 void drop_bidirectional(ConfigReading& reading, bool reads_is_causal) {
@@ -438,7 +433,7 @@ void drop_bidirectional(ConfigReading& reading, bool reads_is_causal) {
   ModelSpec& model = reading.model();
   if (!reads_is_causal)
     return reading.assume(fmt::format("is_causal false: {} does not read it", name));
-  if (has_states(model) || name == "AXK1ForCausalLM")
+  if (has_states(model.kinds) || name == "AXK1ForCausalLM")
     return refuse_layers(reading, "is_causal: false leaves caches that are not derived");
   model.layers.clear();
   model.kinds.clear();
@@ -476,7 +471,7 @@ void read_layers(ConfigReading& reading, const std::string& name) {
   add_draft_layers(reading);
   // config/model.py, get_mamba_chunk_size(); 2048 where the model has no chunks, as in Mamba 1.
   const auto chunk = reading.text.number("mamba_chunk_size");  // also in files without states
-  if (has_states(model))
+  if (has_states(model.kinds))
     model.mamba_chunk_size = chunk.value_or(reading.text.number("chunk_size", 2048));
   refuse_unread(reading.text, false);
   if (reading.has_text_part) refuse_unread(reading.whole, true);
