@@ -245,10 +245,12 @@ void keep_standard_output_for_files() {
 }
 
 Result<void> finish_standard_output() {
-  // An earlier failed write has already dropped its bytes; fflush() would not report it again.
+  // An earlier failed write has already dropped its bytes; fflush() would not report it again, and
+  // errno is of a later call.
   const bool lost = std::ferror(stdout) != 0;
-  if (std::fflush(stdout) == 0 && !lost) return {};
-  return refuse("standard output", "written");
+  if (std::fflush(stdout) != 0) return refuse("standard output", "written");
+  if (lost) return fail("standard output: cannot be written: a part of it is lost");
+  return {};
 }
 
 }  // namespace lockstep

@@ -111,11 +111,12 @@ void check_values(const CLI::App& command) {
 }
 
 // Returns `status`, or kExitRefused if standard output did not accept everything: a result that was
-// lost must not look like success.
+// lost must not look like success. A command that is refused has said why.
 int finish(int status) {
   std::cout.flush();
   const auto written = lockstep::finish_standard_output();
-  return written ? status : lockstep::refuse(written.error().message);
+  return written || status == lockstep::kExitRefused ? status
+                                                     : lockstep::refuse(written.error().message);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -143,7 +144,8 @@ TEST(Outputs, AnUnwritableStandardOutputIsAnError) {
       const Outcome outcome =
           run_program("/bin/sh", {"-c", "'" + program + "' " + arguments + " " + end});
       EXPECT_EQ(outcome.status, 2) << arguments << end;
-      EXPECT_NE(outcome.err.find("standard output: cannot be written: "), std::string::npos)
+      EXPECT_TRUE(outcome.err.starts_with("lockstep: standard output: cannot be written: ") &&
+                  std::ranges::count(outcome.err, '\n') == 1)
           << arguments << end << outcome.err;
     }
 }
