@@ -337,10 +337,17 @@ Result<PlanReport> make_plan_report(const ModelSpec& model, const PlanOptions& o
   report.engine = engine;
   report.max_model_len = options.max_model_len;
   report.memory_bytes = options.memory_bytes;
-  LS_RETURN_IF_ERROR(overlays_groups(report.engine)
-                         ? plan_overlaid(model, options, layout, extra, report)
-                         : plan_tensors(model, options, layout, extra, report));
+  const bool is_placed = overlays_groups(engine);
+  if (model.layers.empty() && extra.empty()) {
+    PlanOptions& given = is_placed ? report.details.emplace<ModelPlacement>().options
+                                   : report.details.emplace<TensorDetails>().options;
+    given = options;
+    return report;
+  }
+  LS_RETURN_IF_ERROR(is_placed ? plan_overlaid(model, options, layout, extra, report)
+                               : plan_tensors(model, options, layout, extra, report));
   for (const LayerKind& kind : model.kinds) {
+  if (report.workers.empty()) return fmt::format("{}: no layer keeps a cache\n", report.model);
     if (is_served_uncached(kind.spec)) report.hit_step_tokens = 0;
     if (kind.spec.bounded_replay)
       report.replayed_tokens = std::max(report.replayed_tokens, kind.spec.sliding_window);
