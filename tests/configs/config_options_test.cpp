@@ -217,8 +217,12 @@ TEST(ConfigOptions, OnlyFlashAttentionReadsKAndVOfTwoSizes) {
          "head_dim": 192, "v_head_dim": 128, "swa_num_key_value_heads": 8, "swa_head_dim": 192,
          "swa_v_head_dim": 128, "hidden_size": 4096, "hybrid_layer_pattern": [0])");
   EXPECT_NE(plan_of(config, {.kv_dtype = DType::fp8_e4m3}).find("tokens"), std::string::npos);
-  const std::string refusal = plan_of(config, {.kv_dtype = DType::fp8_e5m2});
-  EXPECT_NE(refusal.find("of 192 and 128 elements"), std::string::npos) << refusal;
+  for (const Options& options :
+       {Options{.kv_dtype = DType::fp8_e5m2},
+        Options{.kv_dtype = DType::int8, .mode = KVQuantMode::int8_per_token_head}}) {
+    const std::string refusal = plan_of(config, options);
+    EXPECT_NE(refusal.find("of 192 and 128 elements"), std::string::npos) << refusal;
+  }
 }
 
 // FlashAttention 4 reads 64 tokens at a time from heads of 512 in fp8.
