@@ -269,6 +269,9 @@ Result<LayerSpecs> layer_specs(const ModelSpec& model, const PlanOptions& option
         if (!kind.has_own_dtype) spec.kv_quant_mode = options.kv_quant_mode;
       }
       if (!kind.has_own_dtype) spec.dtype = options.kv_dtype;
+      // A model file names these backends for rows of the model's dtype; they have no fp8.
+      if (itemsize_bytes(spec.dtype) == 1 && named.backend.starts_with("flash_attn_mla"))
+        named.backend.clear();
       // Sparse attention has its own fp8 (model_executor/layers/attention/mla_attention.py,
       // _canonicalize_sparse_mla_kv_cache_dtype()).
       if (has_single_rows(spec) && kind.index_topk > 0 && spec.dtype == DType::fp8_e4m3) {
