@@ -29,12 +29,6 @@ struct ExplainOptions {
   FailingCaseOptions judging;
 };
 
-// Returns the text for a case that crashes or hangs. Only the judge's child process can run such a
-// case, so nothing is known about its steps.
-std::string crash_text(const Failure& failure) {
-  return fmt::format("The case ends in a {}: {}\n{}\n", failure.kind, failure.check, failure.what);
-}
-
 Result<int> explain_case(ExplainOptions& options, CommandReport& report) {
   LS_RETURN_IF_ERROR(start_engines(options.judging));
   LS_ASSIGN_OR_RETURN(const auto saved, load_case(options.file, options.judging));
@@ -42,18 +36,18 @@ Result<int> explain_case(ExplainOptions& options, CommandReport& report) {
   fmt::print("{}", halves_text(saved, options.judging));
   LS_ASSIGN_OR_RETURN(const auto failure, failure_of(saved, options.judging));
   LS_ASSIGN_OR_RETURN(auto recorded, check_if_recorded(options.file, saved, options.judging));
-  report.add(item_of(options.file, failure, recorded, report.again()));
+  report.add(item_of(options.file, failure, recorded, report.again(), saved.expected));
   if (failure.kind == "crash" || failure.kind == "hang") {
-    fmt::print("{}", crash_text(failure));
+    // Only the judge's child process can run such a case: nothing is known about its steps.
+    fmt::print("The case ends in a {}: {}\n{}\n", failure.kind, failure.check, failure.what);
     if (report.wants_json())
       return fail("--json: a case that crashes or hangs has no explanation to write");
   } else {
     Explanation explanation = explain_judged(saved, judge_options(saved, options.judging));
     explanation.recorded = recorded;
-    ExplanationTextOptions shown;
-    shown.steps_max = options.steps;
     if (report.wants_json()) report.set_json(to_json(saved, explanation));
-    fmt::print("{}{}", to_text(saved, explanation, shown), finding_text(failure));
+    fmt::print("{}{}", to_text(saved, explanation, {.steps_max = options.steps}),
+               finding_text(failure));
   }
   fmt::print("{}", reproduction_text(saved.expected, failure));
   return exit_code_of(saved, failure, recorded);

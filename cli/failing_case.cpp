@@ -443,13 +443,22 @@ std::string reproduction_text(const std::optional<ExpectedVerdict>& expected,
                      failure.failed() ? "fails differently" : "does not fail", saved_as);
 }
 
+void fail_to_reproduce(ReportedItem& item, std::string_view text) {
+  item.check = "reproduction";
+  item.line = text.substr(0, text.find('\n'));
+}
+
 ReportedItem item_of(const std::string& file, const Failure& failure,
-                     const std::optional<RecordingCheck>& recorded, std::string again) {
+                     const std::optional<RecordingCheck>& recorded, std::string again,
+                     const std::optional<ExpectedVerdict>& expected) {
   ReportedItem item{.name = file, .file = file};
-  if (exit_code_of(failure, recorded) == kExitAgreed) return item;
+  const bool is_lost = !failure.failed() && is_gone(expected, failure);
+  if (!is_lost && exit_code_of(failure, recorded) == kExitAgreed) return item;
   item.kind = ItemKind::failed;
   item.again = std::move(again);
-  if (failure.failed()) {
+  if (is_lost) {
+    fail_to_reproduce(item, reproduction_text(expected, failure));
+  } else if (failure.failed()) {
     item.check = failure.check;
     item.line = stable_line(failure.check, failure.step, failure.request, failure.what);
   } else {

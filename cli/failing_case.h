@@ -132,8 +132,12 @@ bool is_reproduced(const ExpectedVerdict& expected, const Failure& failure);
 std::string reproduction_text(const std::optional<ExpectedVerdict>& expected,
                               const Failure& failure);
 // Returns the outcome of a case as a report's item. `again`: the command that repeats it.
+// `expected`: of a saved case, whose failure may be gone.
 ReportedItem item_of(const std::string& file, const Failure& failure,
-                     const std::optional<RecordingCheck>& recorded, std::string again);
+                     const std::optional<RecordingCheck>& recorded, std::string again,
+                     const std::optional<ExpectedVerdict>& expected = {});
+// Writes into a failed item that the saved case is not reproduced. `text`: reproduction_text().
+void fail_to_reproduce(ReportedItem& item, std::string_view text);
 
 // Saves the failing cases of a fuzz run in a folder: each as found (NAME.case.jsonl), and the
 // smallest of each bucket shrunk (NAME.min.case.jsonl). If another engine decides or works,

@@ -89,12 +89,7 @@ Result<int> write_model(const ModelCommand& command) {
 
 Result<int> layout(LayoutCommand command) {
   LS_RETURN_IF_ERROR(take_engine_model(command.model, command.from));
-  LS_RETURN_IF_ERROR(is_placed(command.arguments));
   LS_ASSIGN_OR_RETURN(const auto model, find_model(command.model));
-  if (model.layers.empty() && command.arguments.hidden_state_layers == 0) {
-    fmt::print("{}: no layer keeps a cache\n", model.name);
-    return kExitAgreed;
-  }
   LS_RETURN_IF_ERROR(check_state_options(command.arguments, model));
   LS_ASSIGN_OR_RETURN(const auto report, report_of(command, model));
   fmt::print("{}", plan_table(report));

@@ -242,8 +242,7 @@ ReportedItem item_of(const ReplayOptions& options, const RunSummary& summary,
   }
   item.kind = ItemKind::failed;
   if (runs_through) {
-    item.check = "reproduction";
-    item.line = reproduction.substr(0, reproduction.find('\n'));
+    fail_to_reproduce(item, reproduction);
     return item;
   }
   item.check = name_of(summary.verdict);
@@ -410,7 +409,7 @@ int leave_judged(const ReplayOptions& options, const JudgedCase& judged, Command
     json.update(json_of(failure));
     out.set_json(json_text(json));
   }
-  out.add(item_of(options.file, failure, {}, again_of(out)));
+  out.add(item_of(options.file, failure, {}, again_of(out), saved.expected));
   return exit_code_of(saved, failure);
 }
 

@@ -17,7 +17,6 @@
 #include "cli/commands.h"
 #include "cli/failing_case.h"
 #include "cli/options/output_option.h"
-#include "cli/output/again.h"
 #include "cli/output/reports.h"
 
 namespace lockstep {
@@ -58,8 +57,7 @@ Result<int> shrink_file(ShrinkCommandOptions& options, CommandReport& report) {
       if (recorded) json["recording"] = json_of(*recorded);
       report.set_json(json_text(json));
     }
-    report.add(item_of(options.file, failure, recorded,
-                       fmt::format("lockstep audit {}", shell_word(options.file))));
+    report.add(item_of(options.file, failure, recorded, report.again(), saved.expected));
     return exit_code_of(saved, failure, recorded);
   }
   LS_ASSIGN_OR_RETURN(const auto shrunk, shrink_case(saved, failure, options.judging));

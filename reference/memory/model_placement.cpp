@@ -50,6 +50,7 @@ std::string backend_for(const NamedSpec& layer, AttentionBackend chosen, RingsOf
       return rings == RingsOf::glm_indexer ? "indexer_kpool" : "indexer_v4";
     if (layer.name.ends_with("indexer")) return "indexer_v32";
     if (spec.cache_dtype_str == "fp8_ds_mla") return "flashmla_sparse";
+    if (layer.index_topk > 0) return "flash_attn_mla_sparse";
   } else if (const auto reader = only_reader({layer})) {
     return std::string(name_of(*reader));
   } else if (spec.dtype == DType::fp8_e5m2 && chosen == AttentionBackend::flash_attn) {
@@ -115,9 +116,6 @@ PlacementOptions placement_options(const PlanOptions& given, const LayerSpecs& l
   return options;
 }
 
-// -1: of no layer.
-std::int64_t number_of(const std::string& name) { return layer_number(name).value_or(-1); }
-
 Result<std::vector<WorkerShare>> stages_of(const LayerSpecs& layers, const PlanOptions& options) {
   if (const std::int64_t count = num_layers(layers, options); options.pp > 1 && count < options.pp)
     return fail("--pp {}: the model has {} layers; use at most that", options.pp, count);
@@ -137,16 +135,16 @@ Result<std::vector<WorkerShare>> stages_of(const LayerSpecs& layers, const PlanO
 
 // Sparse attention and its indexers, for host pages. Each layer with an indexer of its own leads.
 void mark_sparse(const LayerSpecs& layers, std::vector<PlacementLayer>& facts) {
-  std::set<std::int64_t> indexed;
+  std::set<std::optional<std::int64_t>> indexed;
   for (std::size_t i = 0; i < layers.size(); ++i) {
     KVCacheSpec& spec = *facts[i].spec;
     spec.plan.is_indexer = facts[i].backend.starts_with("indexer");
-    if (spec.plan.is_indexer) indexed.insert(number_of(layers[i].name));
+    if (spec.plan.is_indexer) indexed.insert(layer_number(layers[i].name));
   }
   for (std::size_t i = 0; i < layers.size(); ++i) {
     if (layers[i].index_topk == 0) continue;
     facts[i].spec->plan.topk_buffer_width = layers[i].index_topk;
-    facts[i].spec->plan.is_index_group_leader = indexed.contains(number_of(layers[i].name));
+    facts[i].spec->plan.is_index_group_leader = indexed.contains(layer_number(layers[i].name));
   }
 }
 

@@ -154,20 +154,21 @@ Result<void> check_stages(const ModelSpec& model, const PlanOptions& options) {
 }
 
 // Formats of K and V that FlashAttention lacks, which alone reads them in two sizes (flash_attn.py,
-// FlashAttentionImpl), and that only FlashInfer reads (flashinfer.py, supports_combination()).
+// FlashAttentionImpl; with scales per token and head queries stay bf16, and its kernel refuses the
+// fp8 rows), and that only FlashInfer reads (flashinfer.py, supports_combination()).
 Result<void> check_pairs(const ModelSpec& model, const PlanOptions& options) {
-  for (const LayerKind& kind : model.kinds)
-    if (options.kv_dtype == DType::fp8_e5m2 && keeps_pairs(kind.spec) && !kind.has_own_dtype &&
-        head_size_v(kind.spec) != kind.spec.head_size)
-      return fail(
-          "--kv-dtype fp8_e5m2: no backend reads it in K and V of {} and {} elements; use fp8",
-          kind.spec.head_size, head_size_v(kind.spec));
-  if (options.kv_quant_mode != KVQuantMode::nvfp4) return {};
-  for (const LayerKind& kind : model.kinds)
-    if (keeps_pairs(kind.spec) && !kind.has_own_dtype &&
-        (!flashinfer_reads(kind.spec.head_size) || kind.spec.head_size == 64))
+  const KVQuantMode mode = options.kv_quant_mode;
+  const bool is_one_size = options.kv_dtype == DType::fp8_e5m2 || is_per_token_head(mode);
+  for (const LayerKind& kind : model.kinds) {
+    if (!keeps_pairs(kind.spec) || kind.has_own_dtype) continue;
+    const std::int64_t size = kind.spec.head_size, size_v = head_size_v(kind.spec);
+    if (is_one_size && size_v != size)
+      return fail("--kv-dtype {}: no backend reads it in K and V of {} and {} elements; use fp8",
+                  format_of(options), size, size_v);
+    if (mode == KVQuantMode::nvfp4 && (!flashinfer_reads(size) || size == 64))
       return fail("--kv-dtype nvfp4: no backend of a Hopper GPU reads it in heads of {}; use fp8",
-                  kind.spec.head_size);
+                  size);
+  }
   return {};
 }
 
@@ -193,6 +194,11 @@ std::string_view unsuited(AttentionBackend backend, const LayerKind& kind,
 }
 
 }  // namespace
+
+std::string_view format_of(const PlanOptions& options) {
+  const KVQuantMode mode = options.kv_quant_mode;
+  return mode == KVQuantMode::none ? name_of(options.kv_dtype) : name_of(mode);
+}
 
 Result<void> check_backend(const ModelSpec& model, const PlanOptions& options) {
   for (const LayerKind& kind : model.kinds) {
@@ -221,8 +227,7 @@ Result<void> take_model(const ModelSpec& model, PlanOptions& options) {
   if (!is_quantized || !has_latents) return {};
   if (options.kv_dtype != DType::fp8_e4m3 || options.kv_quant_mode != KVQuantMode::none)
     return fail("--kv-dtype: no backend keeps latent rows (kv_lora_rank) in {}; use bf16 or fp8",
-                options.kv_quant_mode == KVQuantMode::none ? name_of(options.kv_dtype)
-                                                           : name_of(options.kv_quant_mode));
+                format_of(options));
   // FLASH_ATTN_MLA, the first choice of platforms/cuda.py, has no fp8. FLASHMLA reads blocks of 64;
   // of the user's other blocks TRITON_MLA reads those of all tokens.
   const bool is_sparse =
@@ -264,6 +269,9 @@ Result<LayerSpecs> layer_specs(const ModelSpec& model, const PlanOptions& option
         if (!kind.has_own_dtype) spec.kv_quant_mode = options.kv_quant_mode;
       }
       if (!kind.has_own_dtype) spec.dtype = options.kv_dtype;
+      // A model file names these backends for rows of the model's dtype; they have no fp8.
+      if (itemsize_bytes(spec.dtype) == 1 && named.backend.starts_with("flash_attn_mla"))
+        named.backend.clear();
       // Sparse attention has its own fp8 (model_executor/layers/attention/mla_attention.py,
       // _canonicalize_sparse_mla_kv_cache_dtype()).
       if (has_single_rows(spec) && kind.index_topk > 0 && spec.dtype == DType::fp8_e4m3) {
@@ -278,15 +286,12 @@ Result<LayerSpecs> layer_specs(const ModelSpec& model, const PlanOptions& option
 
 Result<void> take_checkpoint_format(const ModelSpec& model, PlanOptions& options) {
   if (model.kv_cache_dtype.empty()) return {};
-  if (model.kv_cache_dtype == "fp8") {
-    options.kv_dtype = DType::fp8_e4m3;
-  } else if (model.kv_cache_dtype == "nvfp4") {
-    options.kv_dtype = DType::uint8;
-    options.kv_quant_mode = KVQuantMode::nvfp4;
-  } else {
+  const bool is_nvfp4 = model.kv_cache_dtype == "nvfp4";
+  if (!is_nvfp4 && model.kv_cache_dtype != "fp8")
     return fail("kv_cache_dtype '{}' is not fp8 or nvfp4; name the format with --kv-dtype",
                 model.kv_cache_dtype);
-  }
+  options.kv_dtype = is_nvfp4 ? DType::uint8 : DType::fp8_e4m3;
+  if (is_nvfp4) options.kv_quant_mode = KVQuantMode::nvfp4;
   return {};
 }
 

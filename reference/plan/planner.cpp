@@ -129,15 +129,15 @@ LayerSpecs with_aligned_sizes(LayerSpecs layers, const AlignedSizes& sizes,
   return layers;
 }
 
-namespace {
-
-using Groups = std::vector<KVCacheGroupSpec>;
-
 std::string gib_text(std::int64_t bytes) {
   if (bytes < 1 << 20) return fmt::format("{} bytes", bytes);
   if (bytes < 1 << 30) return fmt::format("{:.2f} MiB", static_cast<double>(bytes) / (1 << 20));
   return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / (1 << 30));
 }
+
+namespace {
+
+using Groups = std::vector<KVCacheGroupSpec>;
 
 // Far above any machine; below it no product of sizes leaves 63 bits.
 constexpr std::int64_t kBytesMax = std::int64_t{1} << 44;

@@ -46,6 +46,8 @@ Result<AlignedSizes> aligned_sizes(const LayerSpecs& layers, const PlanOptions& 
 LayerSpecs with_aligned_sizes(LayerSpecs layers, const AlignedSizes& sizes,
                               const PlanOptions& options);
 
+std::string gib_text(std::int64_t bytes);  // "40.00 GiB", "1.50 MiB", "300 bytes"
+
 // Both attention and state layers; hidden states are neither.
 bool is_hybrid(const LayerSpecs& layers);
 

@@ -17,10 +17,6 @@ namespace {
 
 constexpr std::int64_t kBlocksProved = 3;
 
-std::string gib_text(std::int64_t bytes) {
-  return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / (1 << 30));
-}
-
 std::string share_text(std::int64_t part, std::int64_t whole) {
   return fmt::format("{:.1f} %", 100.0 * static_cast<double>(part) /
                                      static_cast<double>(std::max<std::int64_t>(1, whole)));
@@ -113,10 +109,6 @@ void append_capacity(const TensorDetails& details, std::size_t w, std::string& o
                      with_commas(capacity.fixed_bytes_per_request));
   for (const Formula& formula : capacity.formulas)
     out += fmt::format("    {:<22} {}\n", formula.figure, formula.formula);
-}
-
-std::string_view format_of(const PlanOptions& o) {
-  return o.kv_quant_mode == KVQuantMode::none ? name_of(o.kv_dtype) : name_of(o.kv_quant_mode);
 }
 
 std::string order_text(const TensorDetails& details) {
@@ -337,9 +329,15 @@ Result<PlanReport> make_plan_report(const ModelSpec& model, const PlanOptions& o
   report.engine = engine;
   report.max_model_len = options.max_model_len;
   report.memory_bytes = options.memory_bytes;
-  LS_RETURN_IF_ERROR(overlays_groups(report.engine)
-                         ? plan_overlaid(model, options, layout, extra, report)
-                         : plan_tensors(model, options, layout, extra, report));
+  const bool is_placed = overlays_groups(engine);
+  if (model.layers.empty() && extra.empty()) {
+    PlanOptions& given = is_placed ? report.details.emplace<ModelPlacement>().options
+                                   : report.details.emplace<TensorDetails>().options;
+    given = options;
+    return report;
+  }
+  LS_RETURN_IF_ERROR(is_placed ? plan_overlaid(model, options, layout, extra, report)
+                               : plan_tensors(model, options, layout, extra, report));
   for (const LayerKind& kind : model.kinds) {
     if (is_served_uncached(kind.spec)) report.hit_step_tokens = 0;
     if (kind.spec.bounded_replay)
@@ -349,6 +347,7 @@ Result<PlanReport> make_plan_report(const ModelSpec& model, const PlanOptions& o
 }
 
 std::string plan_table(const PlanReport& report) {
+  if (report.workers.empty()) return fmt::format("{}: no layer keeps a cache\n", report.model);
   std::string out = fmt::format(
       "{}: {}, {}\n  block size {}", report.model, report.engine,
       std::visit([](const auto& details) { return options_text(details.options); }, report.details),

@@ -470,8 +470,10 @@ void write_plan(JsonWriter& out, const ModelPlacement& placed, const PlanReport&
   const PlacementStages& stages = placed.stages;
   out.string("engine", report.engine);
   write_options(out, placed.options);
-  out.key("order").begin_object().string("chosen", name_of(stages.order->order));
-  out.string("by", stages.order->by).key("supported");
+  out.key("order").begin_object();
+  if (stages.order)
+    out.string("chosen", name_of(stages.order->order)).string("by", stages.order->by);
+  out.key("supported");
   out.each(stages.supported, [&](CacheLayout order) { out.string(name_of(order)); }).end_object();
   write_aligned(out, report.aligned);
   out.key("workers").begin_array();

@@ -60,19 +60,10 @@ std::int64_t tight_pool(const std::vector<KVCacheGroupSpec>& groups, const Engin
                         std::vector<std::string>& chosen) {
   PlanOptions options{.max_model_len = engine.max_model_len,
                       .max_num_batched_tokens = engine.max_num_batched_tokens};
-  std::int64_t blocks = 0;
   options.max_num_encoder_input_tokens = max_encoder_rows(engine);
+  std::int64_t blocks = num_sink_blocks(groups);
   for (const KVCacheGroupSpec& group : groups) blocks += max_blocks_per_request(group, options);
-  blocks += num_sink_blocks(groups);
   return one_and_a_half(blocks, chosen);
-}
-
-// Tokens between the places of states that prefills export; 0: none.
-std::int64_t checkpoint_alignment(const LayerSpecs& layers) {
-  std::int64_t every = 0;
-  for (const NamedSpec& layer : layers)
-    every = std::max(every, layer.spec.prefill_checkpoint_alignment);
-  return every;
 }
 
 // The layers of a model with states and prefix caching, and options.mamba_cache_mode.
@@ -94,7 +85,9 @@ Result<LayerSpecs> state_layers(const RunSpec& run, const ModelSpec& model,
                     .said_by = wishes.says_cache_mode ? "command line" : "release"});
   LayerSpecs exporting = layers;
   LS_RETURN_IF_ERROR(take_served_checkpoints(run.engine.engine, model, options, exporting));
-  const std::int64_t every = checkpoint_alignment(exporting);
+  std::int64_t every = 0;  // tokens between states that prefills export; 0: none
+  for (const NamedSpec& layer : exporting)
+    every = std::max(every, layer.spec.prefill_checkpoint_alignment);
   const bool exports = run.recipe.prefill_checkpoints;
   served.push_back({.name = "prefill_checkpoint_alignment",
                     .value = fmt::format("{}", exports ? every : 0),

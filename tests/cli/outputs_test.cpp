@@ -49,6 +49,24 @@ Outcome written_to(std::vector<std::string> words, const std::string& path) {
   return run_lockstep(words);
 }
 
+TEST(Outputs, AModelWithoutCachesHasAPlan) {
+  const std::string config = temporary_path("bert.json");
+  write_text(config, R"({"architectures": ["BertModel"], "model_type": "bert"})");
+  for (const char* engine : {"vllm-0.33.0", "vllm-0.22.1"})
+    for (const char* option : {"--json", "--svg", "--dot"}) {
+      const std::string path = fresh_path("no_caches");
+      const Outcome run =
+          written_to({"layout", "--model", config, "--engine", engine, option}, path);
+      EXPECT_EQ(run.status, 0) << run.err;
+      EXPECT_NE(run.out.find("no layer keeps a cache"), std::string::npos) << run.out;
+      const std::string text = read_text(path);
+      EXPECT_FALSE(text.empty()) << option;
+      if (option == std::string("--json")) {
+        EXPECT_TRUE(Json::parse(text).at("workers").empty()) << text;
+      }
+    }
+}
+
 // Bytes that are not UTF-8, in a file's name: one alone, two overlong forms, a surrogate. The last
 // character is U+FFFE, which JSON allows and XML does not.
 TEST(Outputs, TextThatIsNotUtf8IsReplacedByteByByte) {

@@ -103,8 +103,12 @@ TEST_P(SavedFailures, AreNotReproducedWithoutTheirCause) {
     path = temporary_path("mended.case.jsonl");
     write_text(path, text.replace(at, plants.size(), "\"mutants\":[]"));
   }
+  const std::string junit = fresh_path("not_reproduced.xml");
   for (const std::string command : {"replay", "explain", "shrink"}) {
-    const Outcome again = run_lockstep(judged_by(command, path, planted.healthy));
+    std::vector<std::string> words = judged_by(command, path, planted.healthy);
+    words.insert(words.end(), {"--junit", junit});
+    const Outcome again = run_lockstep(words);
+    EXPECT_NE(read_text(junit).find("\"reproduction\""), std::string::npos) << command;
     EXPECT_EQ(again.status, 4) << command << again.out << again.err;
     EXPECT_NE(again.out.find("NOT reproduced: it does not fail, and was saved as "),
               std::string::npos)

@@ -10,6 +10,7 @@
 #include "reference/memory/model_placement.h"
 #include "reference/plan/model_spec.h"
 #include "traces/configs/config_reader.h"
+#include "traces/models/model_file.h"
 
 namespace lockstep {
 namespace {
@@ -71,11 +72,15 @@ struct Options {
   std::optional<std::int64_t> block_size = {};
   std::int64_t max_num_batched_tokens = 8192;
   bool async_scheduling = true;
+  std::string order = {};  // empty: the engine's choice
 };
 
-// Blocks, tokens, tokens per block of each size; with stages their numbers of layers.
+// Blocks, tokens, tokens per block of each size; with stages their numbers of layers. `config`: a
+// config.json or a model file.
 std::string plan_of(const std::string& config, const Options& given) {
-  const auto model = model_from_hf_config(config, "config.json");
+  const auto model = config.starts_with(R"({"model_file")")
+                         ? model_from_text(config, "model.json")
+                         : model_from_hf_config(config, "config.json");
   if (!model) return model.error().message;
   PlanOptions options;
   options.max_model_len = given.max_model_len;
@@ -97,7 +102,7 @@ std::string plan_of(const std::string& config, const Options& given) {
     if (const auto suits = check_backend(*model, options); !suits) return suits.error().message;
   }
   if (const auto taken = take_model(*model, options); !taken) return taken.error().message;
-  const auto placed = place_served_model(*model, options, "vllm-0.33.0", "");
+  const auto placed = place_served_model(*model, options, "vllm-0.33.0", given.order);
   if (!placed) return placed.error().message;
   const Placement& first = placed->stages.workers.front();
   std::string text = fmt::format("{} blocks, {} tokens, blocks of", first.num_blocks,
@@ -123,6 +128,33 @@ TEST(ConfigOptions, LatentRowsInFp8AreThoseOfFlashMla) {
             "13961 blocks, 893504 tokens, blocks of 64");
   EXPECT_EQ(plan_of(kKimiLinear, {.kv_dtype = DType::fp8_e4m3}),
             "2774 blocks, 2272460 tokens, blocks of 3840 4096");
+}
+
+// vLLM builds a model for the dtype of its checkpoint; the file names the backends of that.
+TEST(ConfigOptions, BackendsOfAModelFileThatHaveNoFp8AreChosenAgain) {
+  const auto file = [](std::string_view sparse) {
+    return fmt::format(
+        R"({{"model_file": 1, "name": "m", "dtype": "bf16", "max_model_len": 131072,
+             "layer_kinds": {{"mla": {{"kind": "mla", "head_size": 576, {}}}}},
+             "layers": [{{"repeat": 61, "of": ["mla"]}}]}})",
+        sparse);
+  };
+  const std::string dense = file(R"("backend": "flash_attn_mla")");
+  EXPECT_EQ(plan_of(dense, {}), plan_of(kKimiK2, {}));
+  for (const auto block_size : {std::optional<std::int64_t>(), std::optional<std::int64_t>(32)}) {
+    const Options fp8{.kv_dtype = DType::fp8_e4m3, .block_size = block_size};
+    EXPECT_EQ(plan_of(dense, fp8), plan_of(kKimiK2, fp8));
+  }
+  const std::string sparse = R"("index_topk": 2048, "backend": "flash)";
+  EXPECT_EQ(
+      plan_of(file(sparse + R"(_attn_mla_sparse")"),
+              {.kv_dtype = DType::fp8_e4m3, .order = "BLNHC"}),
+      plan_of(file(sparse + R"(mla_sparse")"), {.kv_dtype = DType::fp8_e4m3, .order = "BLNHC"}));
+}
+
+// mla/flashattn_mla_sparse.py, customize_spec(): blocks are whole rows of 1,152 bytes apart.
+TEST(ConfigOptions, SparseAttentionInBf16AlignsItsBlocksToRows) {
+  EXPECT_EQ(plan_of(kDeepseekV32, {.order = "BLNHC"}), "8566 blocks, 548224 tokens, blocks of 64");
 }
 
 TEST(ConfigOptions, LatentRowsInFp8InOtherBlocksAreThoseOfTritonMla) {
@@ -217,8 +249,12 @@ TEST(ConfigOptions, OnlyFlashAttentionReadsKAndVOfTwoSizes) {
          "head_dim": 192, "v_head_dim": 128, "swa_num_key_value_heads": 8, "swa_head_dim": 192,
          "swa_v_head_dim": 128, "hidden_size": 4096, "hybrid_layer_pattern": [0])");
   EXPECT_NE(plan_of(config, {.kv_dtype = DType::fp8_e4m3}).find("tokens"), std::string::npos);
-  const std::string refusal = plan_of(config, {.kv_dtype = DType::fp8_e5m2});
-  EXPECT_NE(refusal.find("of 192 and 128 elements"), std::string::npos) << refusal;
+  for (const Options& options :
+       {Options{.kv_dtype = DType::fp8_e5m2},
+        Options{.kv_dtype = DType::int8, .mode = KVQuantMode::int8_per_token_head}}) {
+    const std::string refusal = plan_of(config, options);
+    EXPECT_NE(refusal.find("of 192 and 128 elements"), std::string::npos) << refusal;
+  }
 }
 
 // FlashAttention 4 reads 64 tokens at a time from heads of 512 in fp8.

@@ -139,7 +139,10 @@ def _rows(layer: Any, dtype: str) -> Object:
     if getattr(spec, "non_causal", False):
         kind["x_non_causal"] = True
     own = _DTYPES[str(spec.dtype).removeprefix("torch.")]
-    if own != dtype and ("cache_dtype_str" in kind or not _quantized(layer)):
+    # Rows that do not follow --kv-cache-dtype.
+    is_own = name == "CircularBufferSpec" or _backend(layer) == "inkling_sconv"
+    is_own |= own != dtype or _is_indexer(layer)
+    if is_own and ("cache_dtype_str" in kind or not _quantized(layer)):
         kind["dtype"] = own
     return kind
 

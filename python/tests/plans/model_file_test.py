@@ -25,6 +25,11 @@ class FullAttentionSpec:
     dcp_sharded: bool = True
 
 
+@dataclass
+class MLAAttentionSpec(FullAttentionSpec):
+    cache_role: Any = None
+
+
 class Backend:
     @staticmethod
     def get_name() -> str:
@@ -79,6 +84,14 @@ class ModelFileTest(unittest.TestCase):
             "layer_kinds"
         ].values()
         self.assertEqual(kind["dtype"], "bf16")
+
+    def test_indexers_keep_their_own_dtype(self) -> None:
+        given = made("NONE", "NONE")
+        role = SimpleNamespace(name="INDEXER")
+        given.layers[0].spec = MLAAttentionSpec(SimpleNamespace(name="NONE"), cache_role=role)
+        kinds = model_file(given, "m")["layer_kinds"]
+        self.assertEqual(kinds["indexer"]["dtype"], "bf16")
+        self.assertNotIn("dtype", kinds["full"])
 
 
 if __name__ == "__main__":
