@@ -26,19 +26,57 @@ bool starts_as_gzip(int fd) {
   return ::pread(fd, magic, 2, 0) == 2 && std::string_view(magic, 2) == "\x1f\x8b";
 }
 
-// Reads up to one chunk; -1 with errno EINTR after a stop signal. read() of a pipe restarts after a
-// signal, because the handler is installed with SA_RESTART, but poll() returns. The command can
-// therefore be interrupted while a pipe is silent.
-ssize_t read_some(int fd, char* to) {
+// Reads up to one chunk; an error after a stop signal. read() of a pipe restarts after a signal,
+// because the handler is installed with SA_RESTART, but poll() returns. The command can therefore
+// be interrupted while a pipe is silent.
+Result<std::size_t> read_some(int fd, const std::string& path, char* to) {
   pollfd end{.fd = fd, .events = POLLIN, .revents = 0};
   ssize_t got = 0;
   do {
     got = ::poll(&end, 1, -1) < 0 ? -1 : ::read(fd, to, kChunkBytes);
   } while (got < 0 && errno == EINTR && !stop_requested());
-  return got;
+  if (got < 0) return fail("{}: cannot be read: {}", path, std::strerror(errno));
+  return static_cast<std::size_t>(got);
 }
 
 }  // namespace
+
+// inflate() and not gzread(), which drops what follows the last member without an error.
+struct ByteSource::Gzip {
+  Gzip() { ::inflateInit2(&stream, 16 + MAX_WBITS); }  // 16: gzip's format
+  ~Gzip() { ::inflateEnd(&stream); }
+  z_stream stream{};  // total_in is 0 between members
+  std::string input = std::string(kChunkBytes, '\0');
+};
+
+// Unpacks up to one chunk; 0 at the end of the file, where inflate() may still have output.
+Result<std::size_t> ByteSource::unpack(char* to) const {
+  z_stream& stream = gzip_->stream;
+  stream.next_out = reinterpret_cast<Bytef*>(to);
+  stream.avail_out = kChunkBytes;
+  while (stream.avail_out == kChunkBytes) {
+    if (stream.avail_in == 0) {
+      LS_ASSIGN_OR_RETURN(const std::size_t got, read_some(fd_, path_, gzip_->input.data()));
+      if (got == 0 && stream.total_in == 0) return 0;
+      stream.next_in = reinterpret_cast<Bytef*>(gzip_->input.data());
+      stream.avail_in = static_cast<uInt>(got);
+    }
+    if (stream.total_in == 0) {
+      for (; stream.avail_in > 0 && *stream.next_in == 0; ++stream.next_in) --stream.avail_in;
+      if (stream.avail_in == 0) continue;
+      if (*stream.next_in != 0x1f)
+        return fail("{}: found other bytes after the gzip data; gzip -dc keeps what is good",
+                    path_);
+    }
+    const int status = ::inflate(&stream, Z_NO_FLUSH);
+    if (status == Z_STREAM_END)
+      ::inflateReset(&stream);
+    else if (status != Z_OK)
+      return fail("{}: the gzip data {}", path_,
+                  status == Z_BUF_ERROR ? "ends early; expected a whole file" : "is damaged");
+  }
+  return kChunkBytes - stream.avail_out;
+}
 
 Result<ByteSource> ByteSource::open(const std::string& path) {
   ByteSource source;
@@ -52,11 +90,7 @@ Result<ByteSource> ByteSource::open(const std::string& path) {
   if (::fstat(source.fd_, &status) == 0 && S_ISDIR(status.st_mode))
     return fail("{}: found a folder; expected a file", path);
   // Only a regular file can be read again from its start.
-  if (S_ISREG(status.st_mode) && starts_as_gzip(source.fd_)) {
-    source.gzip_ = ::gzdopen(source.fd_, "rb");
-    if (source.gzip_ == nullptr) return fail("{}: not enough memory to unpack it", path);
-    source.fd_ = -1;
-  }
+  if (S_ISREG(status.st_mode) && starts_as_gzip(source.fd_)) source.gzip_ = new Gzip;
   return source;
 }
 
@@ -71,7 +105,7 @@ ByteSource& ByteSource::operator=(ByteSource&& other) noexcept {
 
 ByteSource::~ByteSource() {
   if (fd_ >= 0) ::close(fd_);
-  if (gzip_ != nullptr) ::gzclose(gzip_);
+  delete gzip_;
 }
 
 // A gzip file that ends inside its data is an error and not an end: the missing records would go
@@ -80,17 +114,10 @@ Result<bool> ByteSource::read_more(std::string& buffer) {
   const std::size_t size = buffer.size();
   buffer.resize(size + kChunkBytes);
   char* const to = buffer.data() + size;
-  const ssize_t got = gzip_ != nullptr ? ::gzread(gzip_, to, kChunkBytes) : read_some(fd_, to);
-  buffer.resize(size + static_cast<std::size_t>(got < 0 ? 0 : got));
-  if (got > 0) return true;
-  int error = Z_OK;
-  if (gzip_ != nullptr) ::gzerror(gzip_, &error);
-  if (error == Z_BUF_ERROR)
-    return fail("{}: the gzip data ends early; expected a whole file", path_);
-  // Z_ERRNO: zlib passes on a failed read(), which the next line reports with its errno.
-  if (error != Z_OK && error != Z_ERRNO) return fail("{}: the gzip data is damaged", path_);
-  if (got < 0) return fail("{}: cannot be read: {}", path_, std::strerror(errno));
-  return false;
+  const Result<std::size_t> got = gzip_ != nullptr ? unpack(to) : read_some(fd_, path_, to);
+  buffer.resize(size + got.value_or(0));
+  if (!got) return tl::unexpected(got.error());
+  return *got > 0;
 }
 
 Result<LineReader> LineReader::open(const std::string& path, std::vector<std::string> more) {

@@ -16,21 +16,18 @@
 
 #include "base/result.h"
 
-struct gzFile_s;
-
 namespace lockstep {
 
 // The bytes of a file, plain or gzip, in chunks of 1 MiB.
 //
 // Invariants
-// (1) An open source owns one descriptor: fd_, or for a gzip file the one inside gzip_. A
-//     moved-from source owns none.
+// (1) An open source owns one descriptor, fd_. A moved-from source owns none.
 // (2) A regular file that starts with gzip's two magic bytes is decompressed, with all its members.
 //     A pipe is read unchanged, because its first bytes cannot be read twice; its bytes are
 //     returned as soon as they arrive.
 //
 // Refused, with an error message that names the file: a missing file, a folder, damaged or
-// truncated gzip data.
+// truncated gzip data, and bytes after it that are not zeros.
 
 class ByteSource {
  public:
@@ -45,9 +42,12 @@ class ByteSource {
   Result<bool> read_more(std::string& buffer);
 
  private:
+  struct Gzip;
+  Result<std::size_t> unpack(char* to) const;
+
   std::string path_;
-  int fd_ = -1;               // -1: none, or owned by gzip_
-  gzFile_s* gzip_ = nullptr;  // null: a plain file
+  int fd_ = -1;           // -1: none
+  Gzip* gzip_ = nullptr;  // null: a plain file
 };
 
 // The lines of one file, or of several as if they were one.

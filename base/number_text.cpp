@@ -17,6 +17,15 @@ std::string counted(std::int64_t count, std::string_view noun) {
   return fmt::format("{} {}{}", with_commas(count), noun, count == 1 ? "" : "s");
 }
 
+std::string on_one_line(std::string_view text) {
+  std::string line;
+  for (const char c : text)
+    line += c == '\n'                     ? "\\n"
+            : (c & 0xe0) == 0 || c == 127 ? fmt::format("\\u{:04x}", static_cast<int>(c))
+                                          : std::string(1, c);
+  return line;
+}
+
 // Appends the digits of the whole part, then exactly `digits` digits of the fraction, zeros where
 // it has fewer. Every step checks for overflow.
 std::optional<std::int64_t> scaled_decimal_of(std::string_view text, int digits) {

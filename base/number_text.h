@@ -17,6 +17,9 @@ namespace lockstep {
 std::string with_commas(std::int64_t value);                     // 1234567 -> "1,234,567"
 std::string counted(std::int64_t count, std::string_view noun);  // "1 step", "1,200 steps"
 
+// Escapes control characters as \n or \u0001: a newline in a request's name would forge a line.
+std::string on_one_line(std::string_view text);
+
 // "a, b, c": `of` returns the text of a row, or is its member.
 template <class Rows, class Of>
 std::string joined(const Rows& rows, Of of, std::string_view separator = ", ") {

@@ -146,7 +146,7 @@ std::string stuck_text(const ConformSummary& schedules) {
   std::int64_t shown = 0;
   for (const ConformFile& file : schedules.files)
     if (file.is_stuck && ++shown <= kStuckShown)
-      text += fmt::format("  {}: {}\n", file.file, file.wait_cycle);
+      text += fmt::format("  {}: {}\n", file.file, on_one_line(file.wait_cycle));
   if (shown > kStuckShown)
     text += fmt::format("  ... and {} more (--json FILE lists them all)\n",
                         with_commas(shown - kStuckShown));

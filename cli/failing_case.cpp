@@ -438,7 +438,8 @@ std::string reproduction_text(const std::optional<ExpectedVerdict>& expected,
   if (is_reproduced(*expected, failure)) return "The case is reproduced.\n";
   std::string saved_as = expected->check.empty() ? expected->kind : expected->check;
   if (expected->step) saved_as += fmt::format(" in step {}", *expected->step);
-  if (!expected->request.empty()) saved_as += fmt::format(", request {}", expected->request);
+  if (!expected->request.empty())
+    saved_as += fmt::format(", request {}", on_one_line(expected->request));
   return fmt::format("The case is NOT reproduced: it {}, and was saved as {}.\n",
                      failure.failed() ? "fails differently" : "does not fail", saved_as);
 }

@@ -102,7 +102,7 @@ std::string buckets_text(const FuzzReport& report, std::span<const FuzzBucket> b
     text += fmt::format("\n{}, {}: seed {}, {}", counted(bucket.cases, "case"), failure.check,
                         failure.seed, name_of(failure.kind));
     if (failure.step >= 0) text += fmt::format(" in step {}", failure.step);
-    if (!failure.request.empty()) text += fmt::format(", request {}", failure.request);
+    if (!failure.request.empty()) text += fmt::format(", request {}", on_one_line(failure.request));
     text += fmt::format("\n  {}\n  {}\n", failure.what, report.again_with(failure.seed));
   }
   if (buckets.size() > kBucketsShown)

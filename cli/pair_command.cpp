@@ -54,9 +54,10 @@ std::string stuck_text(std::string_view who, const RunSummary& engine) {
   std::string text = fmt::format(
       "  {} engine: {} forever\n", who,
       counted(engine.stuck_total, "request") + (engine.stuck_total == 1 ? " waits" : " wait"));
-  if (!engine.wait_cycle.empty()) text += fmt::format("  Cycle: {}.\n", engine.wait_cycle);
+  if (!engine.wait_cycle.empty())
+    text += fmt::format("  Cycle: {}.\n", on_one_line(engine.wait_cycle));
   for (const StuckRequest& stuck : engine.stuck)
-    text += fmt::format("    {}: {}\n", stuck.name, stuck.why);
+    text += on_one_line(fmt::format("    {}: {}", stuck.name, stuck.why)) + "\n";
   return text;
 }
 
@@ -168,7 +169,8 @@ std::string pair_text(const PairReport& r, double seconds) {
 // is different.
 std::string pair_verdict_text(const PairReport& report) {
   if (report.verdict == PairVerdict::broken)
-    return fmt::format("Verdict: BROKEN. {}\n  {}\n", report.finding->check, report.finding->what);
+    return fmt::format("Verdict: BROKEN. {}\n  {}\n", report.finding->check,
+                       on_one_line(report.finding->what));
   if (report.verdict == PairVerdict::liveness)
     return "Verdict: STUCK.\n" + stuck_text("prefill", report.prefill) +
            stuck_text("decode", report.decode);

@@ -437,7 +437,8 @@ std::string violation_text(const RunSummary& summary) {
   const CheckFailure& found = *summary.violation;
   return fmt::format("Verdict: {}{}{}\n  {}\n", found.check,
                      found.step < 0 ? "" : fmt::format(" in step {}", found.step),
-                     found.request.empty() ? "" : ", request " + found.request, found.what);
+                     found.request.empty() ? "" : ", request " + on_one_line(found.request),
+                     on_one_line(found.what));
 }
 
 }  // namespace
@@ -472,17 +473,19 @@ std::string verdict_text(const RunSummary& summary, const OtherVerdicts& others)
                          summary.engine_failure->what, summary.engine_failure->trace);
     case Verdict::mismatch:
       return fmt::format("Verdict: THE ENGINE DECIDES DIFFERENTLY in step {} ({})\n  {}\n",
-                         summary.mismatch->step, summary.mismatch->check, summary.mismatch->what);
+                         summary.mismatch->step, summary.mismatch->check,
+                         on_one_line(summary.mismatch->what));
     case Verdict::liveness:
       break;
   }
   std::string text = fmt::format(
       "Verdict: STUCK. {} forever and nothing runs.\n",
       counted(summary.stuck_total, "request") + (summary.stuck_total == 1 ? " waits" : " wait"));
-  if (!summary.wait_cycle.empty()) text += fmt::format("  Cycle: {}.\n", summary.wait_cycle);
+  if (!summary.wait_cycle.empty())
+    text += fmt::format("  Cycle: {}.\n", on_one_line(summary.wait_cycle));
   const std::size_t shown = std::min(summary.stuck.size(), kStuckShown);
-  for (std::size_t i = 0; i < shown; ++i)
-    text += fmt::format("  {}: {}\n", summary.stuck[i].name, summary.stuck[i].why);
+  for (const StuckRequest& stuck : std::span(summary.stuck).first(shown))
+    text += on_one_line(fmt::format("  {}: {}", stuck.name, stuck.why)) + "\n";
   const std::int64_t more = summary.stuck_total - static_cast<std::int64_t>(shown);
   if (more > 0) text += fmt::format("  ... and {} more\n", with_commas(more));
   return text;

@@ -46,7 +46,7 @@ bool is_vowel(char letter) { return std::string_view("aeiou").find(letter) != st
 
 std::string place_of(const RunDifference& found) {
   return fmt::format("step {}{}", found.step,
-                     found.request.empty() ? "" : ", request " + found.request);
+                     found.request.empty() ? "" : ", request " + on_one_line(found.request));
 }
 
 // A difference of decisions outranks one of inputs, and that one a difference of headers.

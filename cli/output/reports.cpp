@@ -250,9 +250,10 @@ std::string stable_line(std::string_view check, std::int64_t step, std::string_v
   std::string line(check);
   if (step >= 0) line += fmt::format(" step {}", step);
   if (!request.empty()) line += fmt::format(" request {}", request);
+  line = on_one_line(line);
   // The audit's messages already start with this line.
-  if (what.starts_with(line)) return std::string(what);
-  return line + fmt::format(": {}", what.substr(0, what.find('\n')));
+  if (what.starts_with(line)) return on_one_line(what);
+  return on_one_line(fmt::format("{}: {}", line, what.substr(0, what.find('\n'))));
 }
 
 std::string json_text(const nlohmann::ordered_json& json) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/number_text.h"
 #include "base/stop_signal.h"
 #include "properties/audit/auditor.h"
 #include "reference/plan/limits.h"
@@ -29,7 +30,7 @@ std::string line_of(const AuditFinding& finding) {
   add("token", finding.token);
   add("entry", finding.entry);
   add("block", finding.block);
-  return line + ": " + finding.what;
+  return on_one_line(line + ": " + finding.what);
 }
 
 static bool has_roles(const RecordingHeader& header) {

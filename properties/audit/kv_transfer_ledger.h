@@ -96,7 +96,7 @@ class PolicyLedger : Ledger {
  public:
   PolicyLedger(AuditCore& core, const KvTransferLedger& transfers, const RecordingHeader& header);
 
-  void begin(const AuditRequest& request, std::int32_t priority) {
+  void begin(const AuditRequest& request, std::int64_t priority) {
     priorities_.begin(request) = priority;
     waits_.begin(request);
   }
@@ -130,7 +130,7 @@ class PolicyLedger : Ledger {
   bool knows_max_drafts_;
   std::int64_t planned_blocks_;  // of the longest request
   bool checks_progress_;         // only the scheduler makes a request wait, in a planned pool
-  PerRequest<std::int32_t> priorities_;
+  PerRequest<std::int64_t> priorities_;
   PerRequest<Wait> waits_;
   PauseState pause_state_ = PauseState::unpaused;
   int num_idle_steps_ = 0;   // with requests waiting and all blocks free

@@ -207,13 +207,13 @@ std::string tables_text(const SavedCase& saved, const ExplainedStep& step) {
       const std::int64_t tokens = runs ? std::int64_t{scheduled->computed} + scheduled->tokens
                                   : known == step.known.end() ? 0
                                                               : known->second;
-      text += wrapped(fmt::format("    group {}  {}  ", g, table.id),
+      text += wrapped(fmt::format("    group {}  {}  ", g, on_one_line(table.id)),
                       table_picture(table.blocks[g], saved.cache.groups[g].spec, tokens,
                                     handed_out(step, table.id, g)));
     }
     for (const RecordedTable& table : step.waiting_tables)
       text += wrapped(
-          fmt::format("    group {}  {}  ", g, table.id),
+          fmt::format("    group {}  {}  ", g, on_one_line(table.id)),
           table_picture(table.blocks[g], saved.cache.groups[g].spec, step.loaded.at(table.id), {}));
   }
   if (!step.pool.empty()) text += wrapped("    pool     ", pool_picture(step.pool));
@@ -385,7 +385,8 @@ std::string failure_text(const Explanation& explanation) {
   text += line("the rule", std::string(reason_of_check(outcome.check)));
   if (explanation.divergence) text += divergence_text(*explanation.divergence);
   text += findings_text(explanation);
-  for (const StuckRequest& stuck : explanation.stuck) text += line(stuck.name, stuck.why);
+  for (const StuckRequest& stuck : explanation.stuck)
+    text += line(on_one_line(stuck.name), stuck.why);
   return text + "\n" + wrapped("", outcome.what);
 }
 
@@ -418,7 +419,7 @@ std::string to_text(const SavedCase& saved, const Explanation& explanation,
 namespace {
 
 // Printed as a space, but wrapped() does not break there: "[4: 0-3]" stays whole.
-constexpr char kNoBreak = '\x1f';
+constexpr char kNoBreak = '\xff';
 // A longer table shows its first and last six cells, a larger pool only counts, a longer run of
 // bytes its first twelve, and a page with more spans only the wrong ones.
 constexpr std::size_t kCellsShown = 12;
@@ -486,7 +487,7 @@ PageRow page_row(const Divergence& found, const PageSpan& span) {
 std::string wrapped(const std::string& label, const std::string& text) {
   std::string out;
   std::string line = label;
-  std::istringstream words(text);
+  std::istringstream words(on_one_line(text));
   bool first = true;
   for (std::string word; words >> word; first = false) {
     if (!first && line.size() + 1 + word.size() > kTextColumns) {

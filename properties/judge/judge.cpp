@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/number_text.h"
 #include "properties/audit/auditor.h"
 #include "properties/invariants/host_pages.h"
 #include "properties/invariants/invariants.h"
@@ -203,7 +204,7 @@ class Bench final : public StepObserver {
     outcome_.step = step;
     outcome_.dp_rank = dp_rank_;
     outcome_.request = std::move(request);
-    outcome_.what = std::move(what);
+    outcome_.what = on_one_line(what);
   }
 
   const JudgeOptions& options_;
@@ -329,6 +330,7 @@ void take_verdict(const RunSummary& summary, Outcome& outcome) {
                        ? fmt::format("request {} {}", outcome.request, summary.stuck.front().why)
                        : summary.wait_cycle;
   }
+  if (outcome.kind != OutcomeKind::harness) outcome.what = on_one_line(outcome.what);
 }
 
 // Counts faults that a recorded step does not show: an output that was early or late, an abort of a

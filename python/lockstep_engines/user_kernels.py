@@ -288,11 +288,15 @@ class Server:
             views["has_initial_state"] = self._arrays.flags(
                 message["integers"]["has_initial_state"]
             )
+        rows: list[int] = []
         if "rows" in views and not isinstance(self._arrays, _Plain):
-            views["block_table"] = views["block_table"][message["integers"]["rows"]]
+            table, rows = views["block_table"], message["integers"]["rows"]
+            views["block_table"] = table[rows]  # a copy
         try:
             result = getattr(self._object, function)(*(views[a] for a in _FUNCTIONS[function]))
             self._finish()
+            if rows and (views["block_table"] != table[rows]).any():
+                return {"fault": "it changed the block table"}
         except Exception as error:
             frames = error.__traceback__ and error.__traceback__.tb_next  # those of the class
             trace = "".join(traceback.format_exception(type(error), error, frames))

@@ -125,8 +125,9 @@ def add_event(request: Any, with_priority: bool, hash_block_size: int = 16) -> d
     event |= keys_of(request, hash_block_size)
     if params.eos_token_id is not None:
         event["eos"] = params.eos_token_id
-    if params.stop_token_ids:
-        event["stop_token_ids"] = sorted(params.stop_token_ids)
+    # vLLM 0.22.1 does not refuse ids that no token has.
+    if stops := sorted(token for token in params.stop_token_ids or () if 0 <= token < 1 << 31):
+        event["stop_token_ids"] = stops
     if params.min_tokens:
         event["min_tokens"] = params.min_tokens
     if (repetition := getattr(params, "repetition_detection", None)) is not None:

@@ -222,7 +222,7 @@ class HeaderTest(unittest.TestCase):
 class RequestTest(unittest.TestCase):
     def test_an_event_has_what_decides(self) -> None:
         request = fakes.request(
-            "r", eos_token_id=9, stop_token_ids={12, 11}, cache_salt="s", priority=2
+            "r", eos_token_id=9, stop_token_ids={12, 11, -1, 1 << 31}, cache_salt="s", priority=2
         )
         self.assertEqual(
             add_event(request, with_priority=True),
@@ -245,7 +245,7 @@ class RequestTest(unittest.TestCase):
         self.assertEqual(event["min_tokens"], 5)
         self.assertEqual(event["repetition_detection"], vars(repetition))
         self.assertIs(event["skip_reading_prefix_cache"], True)
-        plain = add_event(fakes.request("r"), with_priority=False)
+        plain = add_event(fakes.request("r", stop_token_ids={-1}), with_priority=False)
         self.assertEqual(set(plain), {"add", "prompt", "max_tokens", "arrival"})
 
     def test_what_hashes_cover_beside_tokens_is_stated(self) -> None:

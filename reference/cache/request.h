@@ -149,7 +149,7 @@ struct alignas(64) Request {
   std::string cache_salt;
   RequestKeys keys;
   std::int64_t arrival_ns;
-  std::int32_t priority;
+  std::int64_t priority;
   std::int32_t num_preemptions = 0;
   std::int64_t last_step = 0;  // last step that scheduled it, non-empty steps counted from 1
   std::int32_t shared_prefix_boundary = 0;  // PrefixHit's, of the last lookup

@@ -131,6 +131,12 @@ Result<Scheduler> Scheduler::create(const EngineConfig& config,
   if (const auto profile = parse_engine(config.engine); !profile)
     return fail("engine: " + profile.error().message);
   LS_RETURN_IF_ERROR(check_limits(config, groups, num_blocks));
+  // vLLM 0.22.1, config/vllm.py, _set_max_num_scheduled_tokens().
+  if (config.spec_method == SpecMethod::draft_model &&
+      engine_profile(config.engine).draft_slots == DraftSlots::of_max_num_seqs &&
+      config.max_num_batched_tokens <= config.max_num_seqs)
+    return fail("max_num_batched_tokens: {}; the draft model takes {} of them, max_num_seqs",
+                config.max_num_batched_tokens, config.max_num_seqs);
   RunFacts facts = facts_of(config, groups);
   facts.traits.add_if(transfer.connector != nullptr, RunTrait::connector);
   LS_RETURN_IF_ERROR(supported(facts));

@@ -107,7 +107,7 @@ struct RequestSpec {
   Prompt prompt;
   std::int32_t max_tokens = 16;
   std::int64_t arrival_ns = 0;
-  std::int32_t priority = 0;  // smaller runs first; policy `priority` only
+  std::int64_t priority = 0;  // smaller runs first; policy `priority` only
   std::optional<std::int32_t> eos_token = std::nullopt;  // a sampled token that ends the request
   std::vector<std::int32_t> stop_token_ids = {};         // further tokens that end it
   std::string cache_salt = {};                           // empty: none

@@ -32,6 +32,9 @@ Result<void> read_trace(const ReplayRequest& request, ReplayInput& input) {
     if (std::holds_alternative<TraceRequest>(record)) ++requests;
     trace->records.push_back(std::move(record));
   }
+  // A trace of Lockstep may be empty on purpose.
+  if (trace->records.empty() && input.format >= FileFormat::mooncake)
+    return fail("{}: found no request; expected at least one", request.file);
   input.assumed = reader->assumed();
   input.trace = std::move(trace);
   return {};

@@ -11,7 +11,7 @@ namespace {
 
 // Adds a labelled line; nothing for an empty value.
 void add_line(std::string& text, std::string_view label, const std::string& value) {
-  if (!value.empty()) text += fmt::format("  {:<9} {}\n", label, value);
+  if (!value.empty()) text += fmt::format("  {:<9} {}\n", label, on_one_line(value));
 }
 
 // -1 means that the number does not apply.

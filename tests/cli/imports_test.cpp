@@ -168,6 +168,43 @@ TEST(Imports, AGzipFileIsReadAsItsContentAndATornOneIsRefused) {
   EXPECT_TRUE(says(torn, "torn.gz: the gzip data ends early; expected a whole file")) << torn.err;
 }
 
+TEST(Imports, BytesAfterAGzipFileAreZerosOrAnotherMember) {
+  std::vector<std::string> members;
+  for (const char* name : {"q1", "q2"}) {
+    const std::string packed = fresh_path("member.gz"), row = dynamo_row(name, 0);
+    gzFile file = gzopen(packed.c_str(), "wb");
+    gzwrite(file, row.data(), static_cast<unsigned>(row.size()));
+    gzclose(file);
+    members.push_back(read_text(packed));
+  }
+  const std::string whole =
+      state_hash(replayed({file_of("plain.jsonl", dynamo_row("q1", 0) + dynamo_row("q2", 0))}));
+  const std::string padding(70, '\0');
+  EXPECT_EQ(state_hash(replayed({file_of("two.gz", members[0] + members[1])})), whole);
+  EXPECT_EQ(state_hash(replayed({file_of("pad.gz", members[0] + members[1] + padding)})), whole);
+  std::string damaged = members[1];
+  damaged[1] = 'x';
+  for (const std::string& rest : {std::string("garbage"), "x" + members[1], damaged}) {
+    const Outcome refused = replayed({file_of("rest.gz", members[0] + rest)});
+    EXPECT_EQ(refused.status, 2);
+    const bool is_damaged = rest == damaged;
+    EXPECT_TRUE(says(refused, is_damaged ? "rest.gz: the gzip data is damaged"
+                                         : "rest.gz: found other bytes after the gzip data; "))
+        << refused.err;
+  }
+}
+
+TEST(Imports, ATableWithoutRowsOrLineEndsIsRefused) {
+  const std::string header = "Timestamp,Request tokens,Response tokens,Model";
+  const Outcome empty = replayed({file_of("empty.csv", header + "\n")});
+  EXPECT_EQ(empty.status, 2);
+  EXPECT_TRUE(says(empty, "empty.csv: found no request; expected at least one")) << empty.err;
+  const Outcome mac = replayed({file_of("mac.csv", header + "\r1,20,5,m\r2,20,5,m\r")});
+  EXPECT_EQ(mac.status, 2);
+  EXPECT_TRUE(says(mac, "mac.csv:1: field `row`: found \"" + header)) << mac.err;
+  EXPECT_TRUE(says(mac, "expected no CR within a line: tr")) << mac.err;
+}
+
 TEST(Imports, ATornLastRowIsLeftOutOnRequest) {
   const std::string first = dynamo_row("q1", 0);
   const std::string torn = file_of("torn.jsonl", first + dynamo_row("q2", 1).substr(0, 90));

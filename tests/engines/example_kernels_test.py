@@ -92,6 +92,10 @@ class TorchTest(Example):
         options = ("--numbers", "real", "--limit", "3")
         self.find("wrong_kernels.py:SubtractsNoMaximum", "attention_output", *options)
 
+    def test_a_changed_block_table_is_found(self) -> None:
+        said = self.replay("tests/engines/wrong_kernels.py:ChangesTheTable", expect=1)
+        self.assertIn("attend of layer 0: it changed the block table", said)
+
     def test_each_planted_defect_is_found_by_its_check(self) -> None:
         self.find("wrong_kernels.py:WritesPadding", "page_untouched")
         self.find("wrong_kernels.py:CopiesTheCache", "page_written")

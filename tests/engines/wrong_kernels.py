@@ -21,6 +21,15 @@ class ForgetsTheNewest(Sdpa):
         return super().attend(layer, query, kv_cache, block_table, known, query_start_loc)
 
 
+class ChangesTheTable(Sdpa):
+    """Metadata of the next step overwrites a table that is still in use."""
+
+    def attend(self, layer, query, kv_cache, block_table, seq_lens, query_start_loc):
+        output = super().attend(layer, query, kv_cache, block_table, seq_lens, query_start_loc)
+        block_table.zero_()
+        return output
+
+
 class SeesTheWholeChunk(Sdpa):
     """Queries of a prefill chunk attend to the tokens after them."""
 

@@ -132,6 +132,10 @@ TEST(Explanation, TwiceIsTheSameExplanation) {
             to_text(saved, explain(saved, {}), {.steps_max = 0}));
 }
 
+TEST(ExplanationPictures, ANameCannotBeginALine) {
+  EXPECT_EQ(wrapped("  ", "r0\n::error::x\t waits"), "  r0\\n::error::x\\u0009 waits\n");
+}
+
 TEST(ExplanationPictures, ATableShowsWhichTokensLieInWhichBlock) {
   KVCacheSpec spec;
   spec.block_size = 4;

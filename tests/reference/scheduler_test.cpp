@@ -44,6 +44,23 @@ TEST(Scheduler, ReusesAllFreedBlocksFirstWithoutAPrefixCacheIn0330) {
   EXPECT_EQ(blocks_after_a_request(config), (std::vector{3, 2, 1, 4}));  // the tail first
 }
 
+TEST(Scheduler, RefusesAStepThatTheSlotsOfADraftModelFillUntil0280) {
+  for (const auto& [engine, starts] :
+       {std::pair{"vllm-0.22.1", false}, {"vllm-0.27.1", false}, {"vllm-0.28.0", true}}) {
+    EngineConfig config = small_engine(engine);
+    config.max_num_batched_tokens = config.max_num_seqs;
+    config.spec_method = SpecMethod::draft_model;
+    config.num_spec_tokens = 1;
+    const auto scheduler = Scheduler::create(config, {full(16)}, 20);
+    EXPECT_EQ(scheduler.has_value(), starts) << engine;
+    if (!starts && !scheduler)
+      EXPECT_EQ(scheduler.error().message,
+                "max_num_batched_tokens: 4; the draft model takes 4 of them, max_num_seqs");
+    ++config.max_num_batched_tokens;
+    EXPECT_TRUE(Scheduler::create(config, {full(16)}, 20)) << engine;
+  }
+}
+
 TEST(Scheduler, BindsARequestThatIsAloneToTheLongPrefillThresholdIn0221Only) {
   for (EngineConfig config : {old_engine(), new_engine()}) {
     const bool is_new = config.engine == "vllm-0.33.0";

@@ -45,6 +45,14 @@ std::string to_text(const Recording& recording) {
   return text + recording_end_line(recording.end);
 }
 
+TEST(Recording, APriorityHas64BitsAsInVllm) {
+  const std::string text = changed(kRecording, "\"priority\":0", "\"priority\":-4294967296");
+  const auto recording = read_recording(write_temporary(text));
+  ASSERT_TRUE(recording) << recording.error().message;
+  EXPECT_EQ(recording->steps[0].before[0].request.priority, -4294967296);
+  EXPECT_EQ(to_text(*recording), text);
+}
+
 TEST(Recording, EveryFieldIsRead) {
   const auto recording = read_recording(write_temporary(kRecording));
   ASSERT_TRUE(recording) << recording.error().message;
@@ -405,6 +413,12 @@ INSTANTIATE_TEST_SUITE_P(
                 with_key(R"("embeds":{"rows":[[1,2]],"width":4})"),
                 "FILE:2: field `before[0].embeds`: found 2 rows; expected 0, as many as the "
                 "prompt has of token 50004"},
+        Refused{"a role that vLLM refuses",
+                changed(kRecording, "\"groups\"",
+                        R"("connector":{"kv_load_failure_policy":"fail",)"
+                        R"("supports_hybrid_groups":true,"kv_role":"producer"},"groups")"),
+                "FILE:1: field `connector.kv_role`: found \"producer\"; expected one of "
+                "\"kv_both\", \"kv_producer\", \"kv_consumer\""},
         Refused{"key twice", changed(kRecording, "\"stored\":1", "\"stored\":1,\"stored\":1"),
                 "FILE:2: found the key \"stored\" twice; expected it once"},
         Refused{"key missing", changed(kRecording, "\"free_blocks\":6,", ""),

@@ -280,10 +280,10 @@ INSTANTIATE_TEST_SUITE_P(
             "an abort before the arrival",
             changed(kTrace, "{\"length\":2}", "{\"length\":2},\"abort\":{\"t\":4}"),
             "FILE:2: field `abort.t`: found 4; expected an integer from 5 to 9223372036854775807"},
-        Refused{
-            "a priority of 33 bits", changed(kTrace, "\"priority\":-1", "\"priority\":2147483648"),
-            "FILE:3: field `priority`: found 2147483648; expected an integer from -2147483648 to "
-            "2147483647"},
+        Refused{"a priority of 65 bits",
+                changed(kTrace, "\"priority\":-1", "\"priority\":9223372036854775808"),
+                "FILE:3: field `priority`: found 9223372036854775808; expected an integer from "
+                "-9223372036854775808 to 9223372036854775807"},
         Refused{"an unknown control",
                 kTraceHeader + "{\"control\":\"pause\",\"t\":1}\n" + kTraceEnd,
                 "FILE:2: field `control`: found \"pause\"; expected one of "

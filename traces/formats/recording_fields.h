@@ -270,7 +270,9 @@ void fields(Io& io, FieldsOf<Io, RecordedConnectorConfig>& config) {
   static constexpr JsonWord<bool> kPolicies[] = {{"recompute", false}, {"fail", true}};
   io.required("kv_load_failure_policy", config.fail_on_load_error, form::Word<bool>{kPolicies});
   io.required("supports_hybrid_groups", config.supports_hybrid_groups);
-  io.optional("kv_role", config.kv_role);
+  static const JsonWord<std::string> kRoles[] = {
+      {"kv_both", "kv_both"}, {"kv_producer", "kv_producer"}, {"kv_consumer", "kv_consumer"}};
+  io.optional("kv_role", config.kv_role, form::Word<std::string>{kRoles});
   io.optional("name", config.name);
   // Options of vLLM's own connectors keep their JSON text: they are listed here so that an unknown
   // key is still refused.

@@ -458,7 +458,7 @@ RequestSpec read_added_request(JsonObject& object, bool& priority_given, AddedFo
     request.max_tokens = object.required("max_tokens").integer<std::int32_t>(1);
   JsonValue priority = object.optional("priority");
   priority_given = static_cast<bool>(priority);
-  if (priority) request.priority = priority.integer<std::int32_t>();
+  if (priority) request.priority = priority.integer<std::int64_t>();
   if (auto salt = object.optional("cache_salt")) request.cache_salt = salt.nonempty_string();
   if (auto eos = object.optional("eos"))
     request.eos_token = eos.integer<std::int32_t>(0, kTokenIdMax);

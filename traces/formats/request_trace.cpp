@@ -195,7 +195,7 @@ void fields(Io& io, FieldsOf<Io, TraceRequest>& request, const RequestContext& a
   }
   io.optional("abort", request.abort,
               form::With{request.after.empty() ? spec.arrival_ns : kNoArrival});
-  io.optional("priority", spec.priority, form::Between{INT32_MIN, INT32_MAX});
+  io.optional("priority", spec.priority, form::Between{INT64_MIN, INT64_MAX});
   io.optional("salt", spec.cache_salt);
   if constexpr (!Io::kReads) write_rare_request_keys(io.out, spec);
 }

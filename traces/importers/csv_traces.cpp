@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <span>
 #include <vector>
 
 #include "base/json_reader.h"
@@ -53,18 +54,38 @@ class TableReader : public ImportReader {
   using ImportReader::ImportReader;
 
  protected:
-  // Reads the first line into `line` and returns the names of its columns, which point into it.
-  // Each further file must repeat the line.
-  Result<std::vector<std::string_view>> read_names(std::string_view& line) {
+  // Reads the first line, which each further file must repeat: the places of the known columns, the
+  // first `required` of which it must have.
+  Result<void> read_columns(std::span<const std::string_view> known, std::size_t required) {
+    std::string_view line;
     LS_RETURN_IF_ERROR(lines_.next(line));
-    auto names = split_cells(line);
-    num_cells_ = names.size();
+    num_cells_ = split_cells(line).size();
     lines_.expect_header(line);
     notes_.assumed.emplace_back("no ids in this format: no two prompts share a prefix");
-    return names;
+    LS_ASSIGN_OR_RETURN(const auto names, cells_of(line));
+    known_ = known;
+    places_.assign(known.size(), kNowhere);
+    for (std::size_t place = 0; place < names.size(); ++place) {
+      const auto column = std::ranges::find(known, names[place]);
+      if (column == known.end() && !carries_input(names[place])) {
+        ++notes_.skipped[std::string(names[place])];
+        continue;
+      }
+      if (column == known.end())
+        return refuse("header", names[place], fmt::format("one of {}", fmt::join(known, ", ")));
+      std::size_t& found = places_[static_cast<std::size_t>(column - known.begin())];
+      if (found != kNowhere) return refuse("header", names[place], "each column once");
+      found = place;
+    }
+    for (std::size_t column = 0; column < required; ++column)
+      if (places_[column] == kNowhere)
+        return refuse("header", line, fmt::format("a column {}", known[column]));
+    return {};
   }
   // Splits a row and checks its number of cells.
   Result<std::vector<std::string_view>> cells_of(std::string_view line) const {
+    if (line.find('\r') != line.npos)
+      return refuse("row", line, "no CR within a line: tr '\\r' '\\n' < FILE");
     auto cells = split_cells(line);
     if (cells.size() != num_cells_) return refuse("row", line, fmt::format("{} cells", num_cells_));
     return cells;
@@ -76,13 +97,18 @@ class TableReader : public ImportReader {
                 field, printable_excerpt(found), expected);
   }
 
-  // Parses a number of tokens of at least `least`.
-  Result<std::int64_t> tokens_of(std::string_view field, std::string_view cell,
+  // Parses a known column's number of tokens of at least `least`.
+  Result<std::int64_t> tokens_of(const std::vector<std::string_view>& cells, std::size_t column,
                                  std::int64_t least) const {
+    const std::string_view cell = cells[places_[column]];
     if (const auto found = digits_of(cell, least, kPromptTokensMax)) return *found;
-    return refuse(field, cell, fmt::format("an integer from {} to {}", least, kPromptTokensMax));
+    return refuse(known_[column], cell,
+                  fmt::format("an integer from {} to {}", least, kPromptTokensMax));
   }
 
+  static constexpr std::size_t kNowhere = static_cast<std::size_t>(-1);
+  std::span<const std::string_view> known_;
+  std::vector<std::size_t> places_;  // of the known columns; kNowhere: the file does not have it
   std::int64_t last_ns_ = 0;
 
  private:
@@ -95,28 +121,7 @@ class AzureReader final : public TableReader {
   AzureReader(LineReader&& lines, const ImportOptions& options)
       : TableReader(std::move(lines), options, "azure") {}
 
-  Result<void> read_header() {
-    std::string_view line;
-    LS_ASSIGN_OR_RETURN(const auto names, read_names(line));
-    for (std::size_t column = 0; column < kColumns.size(); ++column) {
-      const auto found = std::find(names.begin(), names.end(), kColumns[column]);
-      if (found == names.end())
-        return refuse("header", line, fmt::format("a column {}", kColumns[column]));
-      places_[column] = static_cast<std::size_t>(found - names.begin());
-    }
-    for (const std::string_view name : names) {
-      if (std::ranges::find(kColumns, name) != kColumns.end()) continue;
-      if (carries_input(name) || std::ranges::count(names, name) > 1)
-        return refuse("header", line,
-                      "TIMESTAMP, ContextTokens, GeneratedTokens, and columns that carry no "
-                      "length, time or id");
-      ++notes_.skipped[std::string(name)];
-    }
-    for (const std::string_view column : kColumns)
-      if (std::ranges::count(names, column) > 1)
-        return refuse("header", column, "each column once");
-    return {};
-  }
+  Result<void> read_header() { return read_columns(kColumns, kColumns.size()); }
 
  private:
   Result<ImportedRow> read_row(std::string_view line) override {
@@ -131,17 +136,14 @@ class AzureReader final : public TableReader {
       return refuse(kColumns[kTimestamp], cell(kTimestamp),
                     "a time not before that of the row above");
     last_ns_ = *time;
-    LS_ASSIGN_OR_RETURN(const std::int64_t context,
-                        tokens_of(kColumns[kContextTokens], cell(kContextTokens), 1));
+    LS_ASSIGN_OR_RETURN(const std::int64_t context, tokens_of(cells, kContextTokens, 1));
     const std::int64_t least = options_.zero_output == ZeroOutput::refuse ? 1 : 0;
-    LS_ASSIGN_OR_RETURN(const std::int64_t generated,
-                        tokens_of(kColumns[kGeneratedTokens], cell(kGeneratedTokens), least));
+    LS_ASSIGN_OR_RETURN(const std::int64_t generated, tokens_of(cells, kGeneratedTokens, least));
     return ImportedRow{.t_ns = *time - first_ns_,
                        .prompt = private_prompt(context, ordinal_),
                        .output_length = static_cast<std::int32_t>(generated)};
   }
 
-  std::array<std::size_t, kColumns.size()> places_ = {};  // of kColumns in a row
   std::int64_t first_ns_ = 0;
 };
 
@@ -207,35 +209,9 @@ class BurstGptReader final : public TableReader {
   BurstGptReader(LineReader&& lines, const ImportOptions& options)
       : TableReader(std::move(lines), options, "burstgpt") {}
 
-  Result<void> read_header() {
-    std::string_view line;
-    LS_ASSIGN_OR_RETURN(const auto names, read_names(line));
-    for (std::size_t place = 0; place < names.size(); ++place) {
-      const auto* const column = std::ranges::find(kBurstColumns, names[place]);
-      if (column == kBurstColumns.end() && !carries_input(names[place])) {
-        ++notes_.skipped[std::string(names[place])];
-        continue;
-      }
-      if (column == kBurstColumns.end())
-        return refuse("header", names[place],
-                      fmt::format("one of {}", fmt::join(kBurstColumns, ", ")));
-      std::size_t& found = places_[static_cast<std::size_t>(column - kBurstColumns.begin())];
-      if (found != kNowhere) return refuse("header", names[place], "each column once");
-      found = place;
-    }
-    for (std::size_t column = 0; column < kBurstRequired; ++column)
-      if (places_[column] == kNowhere)
-        return refuse("header", line, fmt::format("a column {}", kBurstColumns[column]));
-    return {};
-  }
+  Result<void> read_header() { return read_columns(kBurstColumns, kBurstRequired); }
 
  private:
-  // The number of tokens in a column of the row.
-  Result<std::int64_t> tokens(const std::vector<std::string_view>& cells, BurstColumn column,
-                              std::int64_t least) const {
-    return tokens_of(kBurstColumns[column], cells[places_[column]], least);
-  }
-
   Result<ImportedRow> read_row(std::string_view line) override {
     LS_ASSIGN_OR_RETURN(const auto cells, cells_of(line));
     const std::string_view time = cells[places_[kBurstTime]];
@@ -248,11 +224,11 @@ class BurstGptReader final : public TableReader {
                     "seconds, not before those of the row above, and not below 0");
     last_ns_ = *t_ns;
     const std::int64_t least = options_.zero_output == ZeroOutput::refuse ? 1 : 0;
-    LS_ASSIGN_OR_RETURN(const std::int64_t request, tokens(cells, kRequest, 1));
-    LS_ASSIGN_OR_RETURN(const std::int64_t response, tokens(cells, kResponse, least));
+    LS_ASSIGN_OR_RETURN(const std::int64_t request, tokens_of(cells, kRequest, 1));
+    LS_ASSIGN_OR_RETURN(const std::int64_t response, tokens_of(cells, kResponse, least));
     // A total that is not the sum shows that columns were mixed up.
     if (places_[kTotal] != kNowhere) {
-      LS_ASSIGN_OR_RETURN(const std::int64_t total, tokens(cells, kTotal, 1));
+      LS_ASSIGN_OR_RETURN(const std::int64_t total, tokens_of(cells, kTotal, 1));
       if (total != request + response)
         return refuse(kBurstColumns[kTotal], cells[places_[kTotal]],
                       fmt::format("{}, request and response", request + response));
@@ -261,14 +237,6 @@ class BurstGptReader final : public TableReader {
                        .prompt = private_prompt(request, ordinal_),
                        .output_length = static_cast<std::int32_t>(response)};
   }
-
-  // Marks a column that the file does not have.
-  static constexpr std::size_t kNowhere = static_cast<std::size_t>(-1);
-  std::array<std::size_t, kBurstColumns.size()> places_ = [] {
-    std::array<std::size_t, kBurstColumns.size()> places;
-    places.fill(kNowhere);
-    return places;
-  }();
 };
 
 }  // namespace

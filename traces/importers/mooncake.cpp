@@ -69,7 +69,7 @@ void read_extra(JsonValue value, RequestSpec& spec) {
   if (auto ignores = extra.optional("ignore_eos")) ignores.boolean();
   if (auto tokens = extra.optional("min_tokens"))
     spec.min_tokens = tokens.integer<std::int32_t>(0, kPromptTokensMax);
-  if (auto priority = extra.optional("priority")) spec.priority = priority.integer<std::int32_t>();
+  if (auto priority = extra.optional("priority")) spec.priority = priority.integer<std::int64_t>();
   if (auto salt = extra.optional("cache_salt")) spec.cache_salt = salt.nonempty_string();
   extra.finish();
 }

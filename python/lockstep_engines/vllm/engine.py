@@ -310,6 +310,11 @@ def make_config(header: dict[str, Any], connector: str) -> Any:
         if not RELEASE.counts_draft_slots_by_step:
             slots = speculative.max_num_new_slots_for_drafting * scheduler.max_num_seqs
             scheduler.max_num_scheduled_tokens -= slots
+            if scheduler.max_num_scheduled_tokens <= 0:
+                raise ValueError(
+                    f"max_num_batched_tokens {scheduler.max_num_batched_tokens} leaves no token "
+                    f"to schedule: the draft model takes {slots}"
+                )
     parallel = ParallelConfig()
     parallel.decode_context_parallel_size = config.get("dcp", 1)
     parallel.prefill_context_parallel_size = config.get("pcp", 1)

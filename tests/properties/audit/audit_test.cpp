@@ -195,6 +195,14 @@ TEST(Audit, AFindingIsOneLineWithItsPlaceAndWhoHadTheBlock) {
   EXPECT_EQ(findings[0].last_step, 1);
 }
 
+TEST(Audit, ANameCannotEndTheLineOfAFinding) {
+  AuditFinding finding;
+  finding.request = "a\n::error::b\x1b";
+  finding.what = "what\nit is";
+  EXPECT_EQ(line_of(finding).find_first_of("\n\x1b"), std::string::npos);
+  EXPECT_NE(line_of(finding).find(R"( request a\n::error::b\u001b)"), std::string::npos);
+}
+
 TEST(Audit, OneCauseIsToldOnce) {
   Recording recording = shared_prefix();
   recording.steps[0].common_prefix_blocks = recording.steps[1].common_prefix_blocks = {{2}};
