@@ -44,7 +44,10 @@ inline std::string hex_bytes(std::span<const std::uint8_t> bytes, std::size_t ma
 }
 // Returns all bytes as hexadecimal digits for a file: "113f73".
 inline std::string hex_digits(std::span<const std::uint8_t> bytes) {
-  return fmt::format("{:02x}", fmt::join(bytes, ""));
+  std::string digits(2 * bytes.size(), '0');
+  for (std::size_t i = 0; i < digits.size(); ++i)
+    digits[i] = "0123456789abcdef"[i % 2 == 0 ? bytes[i / 2] >> 4 : bytes[i / 2] & 15];
+  return digits;
 }
 
 }  // namespace lockstep

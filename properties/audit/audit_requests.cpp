@@ -170,7 +170,7 @@ AuditRequest& AuditRequests::add(
 void AuditRequests::erase(const std::string& name) {
   const auto found = by_name_.find(name);
   if (found == by_name_.end()) return;
-  found_ = nullptr;
+  found_.fill(nullptr);
   LS_CHECK(found->second.slot < num_slots_, "slot {} of {}", found->second.slot, num_slots_);
   free_slots_.push_back(found->second.slot);
   by_name_.erase(found);

@@ -9,6 +9,7 @@
 // (3) A slot belongs to one request at a time. Ledgers keep their state of a request in its slot.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -138,11 +139,12 @@ class AuditRequests {
  public:
   using Map = std::map<std::string, AuditRequest>;
 
-  // Null: no live request has the name. Ledgers ask for one request several times in a row.
+  // Null: no live request has the name. Ledgers ask for the requests of a step again and again.
   AuditRequest* find(const std::string& name) {
-    if (found_ != nullptr && found_->name == name) return found_;
+    AuditRequest*& last = found_[name.empty() ? 0 : name.back() % found_.size()];
+    if (last != nullptr && last->name == name) return last;
     const auto found = by_name_.find(name);
-    return found_ = found == by_name_.end() ? nullptr : &found->second;
+    return found == by_name_.end() ? nullptr : last = &found->second;
   }
   // Adds a request with the tokens of its prompt; a request of the same name is replaced. `in_use`
   // calls its argument with the index of each request that the pool still names.
@@ -164,7 +166,7 @@ class AuditRequests {
 
  private:
   Map by_name_;
-  AuditRequest* found_ = nullptr;              // last
+  std::array<AuditRequest*, 16> found_{};      // last ones, by the end of their names
   std::map<std::int32_t, KeyedRequest> keys_;  // by index: of live requests and of block holders
   std::size_t num_keys_max_ = 4096;            // when unused entries are removed
   std::int32_t num_requests_ = 0;

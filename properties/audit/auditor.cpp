@@ -64,8 +64,8 @@ void Auditor::step(const RecordedStep& step) {
   transfers_.begin(step);
   blocks_.begin(step);
 
-  std::vector<AuditRow> rows;
-  rows.reserve(step.scheduled.size());
+  std::vector<AuditRow>& rows = rows_;
+  rows.clear();
   for (const RecordedScheduled& scheduled : step.scheduled)
     if (auto row = make_row(step, scheduled)) rows.push_back(std::move(*row));
   for (const KVCacheBlockCopy& copy : step.copies) core_.pool.copy(copy.from, copy.to);
@@ -410,7 +410,7 @@ void Auditor::check_step(const RecordedStep& step) {
   blocks_.check_shown_tables(step);
   if (policy_) policy_->check_batch(step);
   for (const auto& [name, request] : core_.requests)
-    if (keeps_row(step, request))
+    if (request.has_ended && keeps_row(step, request))
       core_.findings.report(AuditRule::queues, name,
                             "has ended, and the worker is not notified: it keeps its row", "ended");
   outputs_.check_queues(step);

@@ -85,6 +85,7 @@ class Auditor {
   std::optional<EventLedger> events_;
   std::optional<FactLedger> facts_;
   std::optional<PolicyLedger> policy_;
+  std::vector<AuditRow> rows_;             // of the step
   PerRequest<std::int64_t> scheduled_in_;  // step that scheduled the request last
   PerRequest<End> ends_;
   bool names_ends_;  // the engine's release does, or a step lists a request that an output ended

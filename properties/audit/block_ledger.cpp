@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <map>
 #include <utility>
 
 #include "reference/plan/capacity.h"
@@ -106,10 +105,9 @@ bool BlockLedger::extend(const RecordedScheduled& row, AuditRequest& request, st
   for (std::size_t g = 0; g < num_groups(); ++g) {
     std::vector<BlockId>& table = request.tables[g];
     // Spare state blocks move to the new end of the table and are handed over again.
-    const std::size_t num_movable =
-        std::min(table.size(), static_cast<std::size_t>(spec_of(g).num_speculative_blocks));
-    const std::vector<BlockId> movable(table.end() - static_cast<std::ptrdiff_t>(num_movable),
-                                       table.end());
+    const auto num_before = static_cast<std::ptrdiff_t>(table.size());
+    const auto first_movable =
+        std::max<std::ptrdiff_t>(0, num_before - spec_of(g).num_speculative_blocks);
     const std::span<const BlockId> own = g < kept.size() ? kept[g] : std::span<const BlockId>();
     for (const BlockId block : (*row.blocks)[g]) {
       if (index_of(block) < 0 || index_of(block) >= pool_.num_blocks()) {
@@ -120,6 +118,7 @@ bool BlockLedger::extend(const RecordedScheduled& row, AuditRequest& request, st
       const std::size_t index = table.size();
       const bool is_own = is_state(spec_of(g)) ? std::ranges::find(own, block) != own.end()
                                                : index < own.size() && own[index] == block;
+      const auto movable = std::span(table).subspan(first_movable, num_before - first_movable);
       const bool moved = is_own || std::ranges::find(movable, block) != movable.end();
       table.push_back(block);
       // A block that this step zeroes was new to its first holder; later rows may have hit it.
@@ -434,20 +433,25 @@ void BlockLedger::check_conservation(const RecordedStep& step) {
 
 // All blocks of the tables but the null block; reports a block of two groups.
 std::vector<BlockId> BlockLedger::shown_blocks(const std::vector<RecordedTable>& tables) const {
-  std::map<BlockId, std::size_t> group_of;
+  std::vector<std::int64_t> group_of;  // by block, as far as the last one of a table; -1: none
+  std::vector<BlockId> blocks;
   for (const RecordedTable& table : tables)
     for (std::size_t g = 0; g < table.blocks.size(); ++g)
       for (const BlockId block : table.blocks[g]) {
         if (block == kNullBlock) continue;
-        const auto [at, is_new] = group_of.emplace(block, g);
-        if (!is_new && at->second != g)
+        const auto index = static_cast<std::size_t>(index_of(block));
+        if (index >= group_of.size()) group_of.resize(std::max(index + 1, 2 * group_of.size()), -1);
+        if (group_of[index] < 0) {
+          group_of[index] = static_cast<std::int64_t>(g);
+          blocks.push_back(block);
+        } else if (std::cmp_not_equal(group_of[index], g)) {
           report(AuditRule::conservation, table.id,
-                 fmt::format("block {} is in the tables of group {} and of group {}",
-                             index_of(block), at->second, g),
-                 fmt::format("two groups, block {}", index_of(block)));
+                 fmt::format("block {} is in the tables of group {} and of group {}", index,
+                             group_of[index], g),
+                 fmt::format("two groups, block {}", index));
+        }
       }
-  std::vector<BlockId> blocks;
-  for (const auto& [block, group] : group_of) blocks.push_back(block);
+  std::ranges::sort(blocks);
   return blocks;
 }
 

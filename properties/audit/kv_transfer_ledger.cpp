@@ -197,7 +197,7 @@ bool KvTransferLedger::is_dropped(const RecordedStep& step, const RecordedSchedu
   const bool was_known = last_output_of_step_ && *last_output_of_step_ >= request.void_step;
   const bool is_after = request.void_step >= 0 && request.void_step + 1 == step.step && !was_known;
   if (is_after && !request.is_adrift && !sampled_of(step, request.name).empty()) {
-    request.is_adrift = true;
+    request.is_adrift = has_adrift_ = true;
     loads_[request].adrift_since = step.step;
     loads_[request].adrift = fmt::format(
         "tokens [{}, {}) were scheduled before it was known that the previous step read a block "
@@ -268,6 +268,7 @@ void KvTransferLedger::forgive_undelivered(const RecordedStep& step) {
 }
 
 void KvTransferLedger::report_adrift(const RecordedStep& step, std::int64_t last) {
+  if (!has_adrift_) return;
   forgive_undelivered(step);
   for (auto& [name, request] : requests_)
     if (Load& load = loads_[request]; !load.adrift.empty() && load.adrift_since <= last)
@@ -453,11 +454,8 @@ void PolicyLedger::step(const RecordedStep& step) {
   check_running(step);
   const bool is_ordered = has_order(step.before) || had_orders_;
   had_orders_ = has_order(step.during);
-  last_.step = step.step;
-  last_.running = step.running;
-  last_.waiting = step.waiting;
-  last_.skipped = step.skipped;
-  last_.free_blocks = step.free_blocks;
+  last_.skipped.reset();
+  if (step.running.empty() && step.skipped) last_ = step;
   const std::int64_t all = pool_.num_blocks() - 1 - num_sink_blocks(setup_.groups);
   const bool is_empty = step.running.empty() && step.scheduled.empty() && step.free_blocks == all;
   if (!checks_progress_ || !is_empty || is_ordered || !step.inputs.blocked.empty() ||
@@ -491,7 +489,7 @@ void PolicyLedger::step(const RecordedStep& step) {
 }
 
 void PolicyLedger::end() {
-  if (!last_.running.empty() || !last_.skipped) return;
+  if (!last_.skipped) return;
   Standstill standstill;
   standstill.free_blocks = last_.free_blocks;
   standstill.total_blocks = pool_.num_blocks() - 1;

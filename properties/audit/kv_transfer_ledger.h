@@ -77,6 +77,7 @@ class KvTransferLedger : Ledger {
   PerRequest<Load> loads_;
   std::map<std::int64_t, RecordedWorker> in_flight_;  // reports by step, not received yet
   std::optional<std::int64_t> last_output_of_step_;   // of the previous step
+  bool has_adrift_ = false;                           // a request has been adrift
 };
 
 // Rules about policy: which requests run, and how many. Absent when only rules about memory are
@@ -135,7 +136,7 @@ class PolicyLedger : Ledger {
   PauseState pause_state_ = PauseState::unpaused;
   int num_idle_steps_ = 0;   // with requests waiting and all blocks free
   bool had_orders_ = false;  // of clients, during the previous step
-  RecordedStep last_;        // its queues
+  RecordedStep last_;        // its queues, where no request runs with a connector
 };
 
 }  // namespace lockstep

@@ -37,22 +37,10 @@ bool OutputLedger::check_end(const std::string& name) {
   return request != nullptr && (!is_of_another || request->has_ended);
 }
 
-namespace {
-
-struct Queued {
-  std::string_view name;
-  std::size_t place = 0;
-  const char* queue = nullptr;  // null: the running one
-  const AuditRequest* request = nullptr;
-};
-
-// By name, and of one name in the order of the queues. `is_sound` stays if all are live, once.
-std::vector<Queued> queued_in(const RecordedStep& step, const AuditRequests& requests,
-                              bool& is_sound) {
-  std::vector<Queued> queued;
-  queued.reserve(step.running.size() + step.waiting.size());
-  const auto add = [&](std::string_view name, const char* queue) {
-    queued.push_back({name, queued.size(), queue});
+void OutputLedger::list_queued(const RecordedStep& step) {
+  queued_.clear();
+  const auto add = [&](const std::string& name, const char* queue) {
+    queued_.push_back({&name, queue, requests_.find(name)});
   };
   for (const std::string& name : step.running) add(name, nullptr);
   for (const std::string& name : step.waiting) add(name, "waiting");
@@ -61,39 +49,23 @@ std::vector<Queued> queued_in(const RecordedStep& step, const AuditRequests& req
   if (step.transfers.kv_holding)
     for (const RecordedSkipped& held : *step.transfers.kv_holding) add(held.id, "holding");
   for (const std::string& name : step.inputs.holding) add(name, "holding");
-  std::ranges::sort(queued, [](const Queued& a, const Queued& b) {
-    const int order = a.name.compare(b.name);
-    return order < 0 || (order == 0 && a.place < b.place);
-  });
-  auto live = requests.begin();
-  const AuditRequest* before = nullptr;
-  for (Queued& one : queued) {
-    while (live != requests.end() && live->first < one.name) ++live;
-    if (live != requests.end() && live->first == one.name) one.request = &live->second;
-    is_sound &= one.request != nullptr && !one.request->has_left && one.request != before;
-    before = one.request;
-  }
-  return queued;
 }
 
 // Reports names that no live request has, and those that are in a queue twice.
-void report_unsound(std::vector<Queued> queued, FindingList& findings) {
-  std::ranges::sort(queued, {}, &Queued::place);
-  for (const Queued& one : queued) {
+void OutputLedger::report_unsound() const {
+  for (const Queued& one : queued_) {
     const std::string_view queue = one.queue == nullptr ? "running" : one.queue;
     const bool is_live = one.request != nullptr && !one.request->has_left;
-    const auto times = std::ranges::count_if(queued, [&](const Queued& other) {
-      return other.name == one.name && other.queue == one.queue;
+    const auto times = std::ranges::count_if(queued_, [&](const Queued& other) {
+      return *other.name == *one.name && other.queue == one.queue;
     });
     if (queue == "holding" || (is_live && (times == 1 || queue == "skipped"))) continue;
-    findings.report(AuditRule::queues, std::string(one.name),
-                    fmt::format("is in the {} queue{}", queue,
-                                is_live ? " twice" : ", and no live request has this name"),
-                    is_live ? "twice" : "unknown");
+    report(AuditRule::queues, *one.name,
+           fmt::format("is in the {} queue{}", queue,
+                       is_live ? " twice" : ", and no live request has this name"),
+           is_live ? "twice" : "unknown");
   }
 }
-
-}  // namespace
 
 void OutputLedger::report_unqueued() {
   for (auto& [cause, finding] : std::exchange(unqueued_, {}))
@@ -105,36 +77,39 @@ void OutputLedger::end() {
 }
 
 void OutputLedger::check_queues(const RecordedStep& step) {
-  bool is_sound = true;
-  const std::vector<Queued> queued = queued_in(step, requests_, is_sound);
-  if (!is_sound) report_unsound(queued, findings_);
+  list_queued(step);
+  bool is_sound = true;  // all are live, once
+  for (const Queued& one : queued_) {
+    Ends* const ends = one.request == nullptr ? nullptr : &ends_[*one.request];
+    const bool is_first = ends != nullptr && std::exchange(ends->queued_in, step.step) != step.step;
+    is_sound &= is_first && !one.request->has_left;
+    if (is_first) ends->queue = one.queue;
+  }
+  if (!is_sound) report_unsound();
   const bool is_listed = !setup_.has_connector || step.skipped || step.transfers.kv_holding;
   has_unlisted_ = has_unlisted_ || !is_listed;
   if (is_live_check_ || !is_listed) return;
-  shows_queues_ = shows_queues_ || !queued.empty();
+  shows_queues_ = shows_queues_ || !queued_.empty();
   has_scheduled_ = has_scheduled_ || !step.scheduled.empty();
   if (shows_queues_) report_unqueued();
-  std::vector<Queued> repeated;
-  for (std::size_t i = 1; i < queued.size() && !is_sound; ++i)
-    if (queued[i].queue != nullptr && queued[i].name == queued[i - 1].name)
-      repeated.push_back(queued[i]);
-  std::ranges::sort(repeated, {}, &Queued::place);
-  for (const Queued& again : repeated)
-    report(AuditRule::queues, std::string(again.name),
-           fmt::format("is in the {} queue and in another one", again.queue));
+  const auto first_of = [&](const std::string& name) {
+    return std::ranges::find_if(queued_, [&](const Queued& one) { return *one.name == name; });
+  };
+  for (auto again = queued_.begin(); again != queued_.end() && !is_sound; ++again)
+    if (again->queue != nullptr && first_of(*again->name) != again)
+      report(AuditRule::queues, *again->name,
+             fmt::format("is in the {} queue and in another one", again->queue));
+  // Requests of the running queue are the first ones.
   for (const RecordedScheduled& row : step.scheduled)
-    if (const auto at = std::ranges::find(queued, row.id, &Queued::name);
-        at != queued.end() && at->queue != nullptr)
+    if (const auto at = queued_.size() > step.running.size() ? first_of(row.id) : queued_.end();
+        at != queued_.end() && at->queue != nullptr)
       report(AuditRule::queues, row.id,
              "is scheduled, and is in another queue than the running one", "scheduled");
-  auto at = queued.begin();
   for (const auto& [name, request] : requests_) {
-    while (at != queued.end() && at->request == nullptr) ++at;
-    const auto first = at;
-    while (at != queued.end() && at->request == &request) ++at;
-    const bool is_queued = at != first;
     if (request.has_left || request.has_ended) continue;
-    if (request.running && is_queued && first->queue != nullptr)
+    const Ends& ends = ends_[request];
+    const bool is_queued = ends.queued_in == step.step;
+    if (request.running && is_queued && ends.queue != nullptr)
       report(AuditRule::queues, name,
              "waits, and the worker is not notified that it was preempted: it keeps its row and "
              "blocks",

@@ -46,6 +46,8 @@ class OutputLedger : Ledger {
     std::int64_t full_since = -1;     // step that sampled the last token it may have
     std::int64_t stopped_since = -1;  // step that sampled a token that ends it
     std::int64_t unheard_step = -1;   // last step that must have sampled and shows no token
+    std::int64_t queued_in = -1;      // last step that lists it in a queue
+    const char* queue = nullptr;      // the first one of these; null: the running one
     // Steps that sampled for it, and the number of its tokens before.
     std::vector<std::pair<std::int64_t, std::size_t>> sampled_in{};
     std::vector<std::pair<std::int64_t, std::string>> void_outputs{};  // steps, and why
@@ -89,17 +91,25 @@ class OutputLedger : Ledger {
   bool shows_queues() const { return !has_unlisted_ && (shows_queues_ || unqueued_.empty()); }
 
  private:
+  struct Queued {
+    const std::string* name;
+    const char* queue;  // null: the running one
+    const AuditRequest* request;
+  };
   struct Unheard {
     AuditFinding finding;
     std::int64_t step = -1;  // whose output was not seen
   };
+  void list_queued(const RecordedStep& step);
+  void report_unsound() const;
   void report_unqueued();
   void withdraw(AuditRequest& request, std::size_t index, const std::string& why);
   void take_stale(const RecordedStep& step, const RecordedStaleOutput& output,
                   AuditRequest& request);
 
   BlockLedger& blocks_;
-  bool is_live_check_;  // which leaves out waiting requests
+  bool is_live_check_;          // which leaves out waiting requests
+  std::vector<Queued> queued_;  // of the step, in the order of the queues
   PerRequest<Ends> ends_;
   std::set<std::string> expected_ends_;  // of requests whose name another request has
   std::vector<Unheard> unheard_;

@@ -141,7 +141,7 @@ void Invariants::check_limits(const StepView& view) {
   if (std::ssize(running) > engine_.max_num_seqs)
     return fail("limits", {},
                 fmt::format("{} requests run; {} may", running.size(), engine_.max_num_seqs));
-  const std::vector<RequestId> waiting = view.decisions.waiting();
+  const auto waiting = view.decisions.waiting();
   const std::vector<SkippedRequest> skipped = view.decisions.skipped();
   const std::vector<HeldRequest> held = view.decisions.held();
   for (const RequestId id : running)
@@ -151,13 +151,13 @@ void Invariants::check_limits(const StepView& view) {
       return fail("limits", std::string(view.name(id)),
                   "it runs twice, or runs and waits or has finished");
   for (const ScheduledRequest& scheduled : decision.scheduled) {
-    const std::string name(view.name(scheduled.id));
+    const auto name = [&] { return std::string(view.name(scheduled.id)); };
     if (scheduled.num_tokens < 1)
-      return fail("limits", name, fmt::format("{} tokens are scheduled", scheduled.num_tokens));
+      return fail("limits", name(), fmt::format("{} tokens are scheduled", scheduled.num_tokens));
     if (std::ranges::count(running, scheduled.id) != 1)
-      return fail("limits", name, "it is scheduled and does not run");
+      return fail("limits", name(), "it is scheduled and does not run");
     if (std::ranges::count(decision.scheduled, scheduled.id, &ScheduledRequest::id) != 1)
-      return fail("limits", name, "it is scheduled twice in one step");
+      return fail("limits", name(), "it is scheduled twice in one step");
   }
 }
 
@@ -206,6 +206,7 @@ void Invariants::check_request(const StepView& view, std::size_t index) {
   if (scheduled.is_new) check_hit(view, scheduled.id, found);
   const std::int64_t computed_from =
       scheduled.is_new && is_asked(view, scheduled.id) ? found : first;
+  replayed_to_.resize(std::max<std::size_t>(replayed_to_.size(), index_of(scheduled.id) + 1));
   if (scheduled.is_new || scheduled.is_resumed)
     replayed_to_[scheduled.id] =
         first == 0 || replayed_tokens_of(plan_) == 0 ? 0 : first + replayed_tokens_of(plan_);
@@ -263,7 +264,7 @@ void Invariants::check_encoder_blocks(const ScheduledRequest& scheduled, const s
 bool Invariants::was_computed(const StepView& view, std::int32_t group, BlockId block) const {
   for (const RequestId id : view.decision.preempted) {
     const Held* held = find_held(id);
-    const auto computed = computed_.find(id);
+    const auto computed = std::ranges::find(computed_, id, &decltype(computed_)::value_type::first);
     if (held == nullptr || computed == computed_.end()) continue;
     const auto& table = held->tables[static_cast<std::size_t>(group)];
     const auto entry = std::ranges::find(table, block);
@@ -411,7 +412,7 @@ void Invariants::check_free_order(const StepView& view) {
 }
 
 void Invariants::look(const StepView& view) {
-  queue_ = view.model().free_queue();
+  queue_ = view.model().pool().free_queue(std::move(queue_));
   view.model().all_cached(cached_);
 }
 
@@ -432,7 +433,7 @@ void Invariants::decided(const StepView& view, std::span<const RecordedConnector
   has_connector_ |= !answers.empty();
   scheduler_block_size_ = view.model().scheduler_block_size();
   look(view);
-  holding_ = holding(view);
+  holding_ = holding(view, std::move(holding_));
   count_holders(view);
   check_pool(view);
   check_cache(view);
@@ -463,7 +464,8 @@ void Invariants::finished(const StepView& view) {
   // Drafts in flight are counted, and not known to stand.
   computed_.clear();
   for (const RequestId id : view.decisions.running())
-    computed_[id] = std::min(view.model().num_computed_tokens(id), view.decisions.num_tokens(id));
+    computed_.emplace_back(
+        id, std::min(view.model().num_computed_tokens(id), view.decisions.num_tokens(id)));
   remember();
 }
 

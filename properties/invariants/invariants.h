@@ -38,6 +38,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/ids.h"
@@ -86,7 +87,7 @@ class Invariants {
   std::int64_t block_size(std::int64_t group) const;
   // Whether host pages lie in it, which others look at.
   bool is_left_out(std::int64_t group) const { return left_out_[static_cast<std::size_t>(group)]; }
-  std::vector<RequestId> holding(const StepView& view) const;
+  static std::vector<RequestId> holding(const StepView& view, std::vector<RequestId> ids = {});
   const Held* find_held(RequestId id) const;
   void look(const StepView& view);
   bool is_asked(const StepView& view, RequestId id) const;
@@ -126,14 +127,15 @@ class Invariants {
   bool has_connector_ = false;                        // one has been asked
   bool has_pages_;                                    // of host pages
   std::map<RequestId, std::int64_t> loads_from_;  // loads in flight: tokens before them, found here
-  std::map<RequestId, std::int64_t> replayed_to_;  // behind what of its hit it computes again
+  IdVector<RequestId, std::int64_t> replayed_to_;  // behind what of its hit it computes again
   std::vector<std::uint8_t> left_out_;             // by group
   std::vector<RequestId> holding_;                 // requests with blocks, after this decision
   std::vector<Held> held_;                         // after the previous decision
-  std::map<RequestId, std::int64_t> computed_;     // their tokens, after it
-  std::vector<BlockId> queue_, queue_before_;      // the free queue now, and as last remembered
-  std::vector<bool> is_free_;                      // by block
-  std::vector<std::int32_t> late_;                 // holders that a step in flight stands for
+  // Running requests and their tokens, after the previous step.
+  std::vector<std::pair<RequestId, std::int64_t>> computed_;
+  std::vector<BlockId> queue_, queue_before_;  // the free queue now, and as last remembered
+  std::vector<std::uint8_t> is_free_;          // by block
+  std::vector<std::int32_t> late_;             // holders that a step in flight stands for
   std::vector<std::int64_t> planned_;  // blocks of a group that a request is planned to hold
   // What blocks are cached as, likewise.
   IdVector<BlockId, std::optional<CachedBlock>> cached_, cached_before_;

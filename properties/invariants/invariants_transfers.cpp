@@ -18,9 +18,9 @@ bool sees_everything(const KVCacheSpec& spec) { return !is_windowed(spec.kind); 
 }  // namespace
 
 // Every request with a table that may name a block.
-std::vector<RequestId> Invariants::holding(const StepView& view) const {
+std::vector<RequestId> Invariants::holding(const StepView& view, std::vector<RequestId> ids) {
   const auto running = view.decisions.running();
-  std::vector<RequestId> ids(running.begin(), running.end());
+  ids.assign(running.begin(), running.end());
   for (const SkippedRequest& request : view.decisions.skipped()) ids.push_back(request.id);
   for (const HeldRequest& request : view.decisions.held()) ids.push_back(request.id);
   return ids;

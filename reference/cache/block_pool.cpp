@@ -198,8 +198,8 @@ void FreeQueue::compact() {
   end_ = end;
 }
 
-std::vector<BlockId> FreeQueue::in_order() const {
-  std::vector<BlockId> blocks;
+std::vector<BlockId> FreeQueue::in_order(std::vector<BlockId> blocks) const {
+  blocks.clear();
   blocks.reserve(size_);
   for (std::uint32_t place = front_; place != end_; ++place)
     if (const BlockId block = ring_[place & mask_]; block != kNullBlock) blocks.push_back(block);

@@ -177,7 +177,8 @@ class FreeQueue {
   // The block `distance` positions from the front, an earlier block that has left, or the null
   // block: a hint for prefetching only.
   BlockId upcoming(std::uint32_t distance) const { return ring_[(front_ + distance) & mask_]; }
-  std::vector<BlockId> in_order() const;  // front first: O(ring)
+  // Front first, in the memory of `blocks`: O(ring).
+  std::vector<BlockId> in_order(std::vector<BlockId> blocks) const;
 
  private:
   // Stores the block at a position and records the position: invariant (1).
@@ -219,7 +220,10 @@ class BlockPool {
   // True if the block is in the free queue: a hit on it takes a free block from the pool.
   bool is_evictable(BlockId block) const { return block != kNullBlock && ref_cnt(block) == 0; }
 
-  std::vector<BlockId> free_queue() const { return free_.in_order(); }  // front first
+  // Front first, in the memory of `blocks`.
+  std::vector<BlockId> free_queue(std::vector<BlockId> blocks = {}) const {
+    return free_.in_order(std::move(blocks));
+  }
 
   // Limits the blocks in use, whatever the size of the pool: a pool that has lost some of its
   // blocks. Blocks already in use above the limit stay allocated. 0: no block is allocated.

@@ -105,7 +105,9 @@ Result<EngineProfile> made_of(std::string_view description) {
 // Releases are static. Other profiles are kept by description, since callers store pointers to
 // them.
 Result<const EngineProfile*> parse_engine(std::string_view description) {
-  if (const EngineProfile* release = find_plain(description)) return release;
+  static thread_local const EngineProfile* last = nullptr;  // most callers ask for it again
+  if (last != nullptr && last->name == description) return last;
+  if (const EngineProfile* release = find_plain(description)) return last = release;
   static Memo<EngineProfile> made;
   if (const EngineProfile* known = made.find(description)) return known;
   LS_ASSIGN_OR_RETURN(EngineProfile profile, made_of(description));

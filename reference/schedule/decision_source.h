@@ -54,7 +54,7 @@ class DecisionSource {
   // State that the loop needs, in the engine's order.
   virtual bool has_unfinished_requests() const = 0;
   virtual std::span<const RequestId> running() const = 0;
-  virtual std::vector<RequestId> waiting() const = 0;
+  virtual std::span<const RequestId> waiting() const = 0;
   // Prompt and accepted output of a live request, or of one that the last output ended.
   virtual std::int64_t num_tokens(RequestId request) const = 0;
   // Free blocks of the device pool, cached ones included.

@@ -218,14 +218,15 @@ std::int32_t Scheduler::num_steps_in_flight() const {
   return static_cast<std::int32_t>(impl_->in_flight.size());
 }
 std::span<const RequestId> Scheduler::running() const { return impl_->running; }
-std::vector<RequestId> Scheduler::waiting() const { return impl_->waiting.in_order(); }
+std::span<const RequestId> Scheduler::waiting() const { return impl_->waiting.in_order(); }
 std::vector<SkippedRequest> Scheduler::skipped() const {
   std::vector<SkippedRequest> skipped;
   if (impl_->remote == nullptr || !impl_->remote->any_passed_over()) return skipped;
-  for (const RequestId id : impl_->remote->passed_over()) {
-    const Request& request = std::as_const(*impl_).at(id);
-    skipped.push_back({id, request.status, impl_->remote->is_loading(id, request)});
-  }
+  for (const RequestQueue* queue : {&impl_->remote->holding, &impl_->remote->skipped})
+    for (const RequestId id : queue->in_order()) {
+      const Request& request = std::as_const(*impl_).at(id);
+      skipped.push_back({id, request.status, impl_->remote->is_loading(id, request)});
+    }
   return skipped;
 }
 // In the order of ids; the engine keeps a set.
@@ -262,7 +263,6 @@ bool Scheduler::has_pages_under_way() const {
 const BlockPool& Scheduler::pool() const { return impl_->cache.pool(); }
 bool Scheduler::is_cached(BlockId block) const { return impl_->cache.can_hit(block); }
 std::int32_t Scheduler::ref_cnt(BlockId block) const { return impl_->cache.pool().ref_cnt(block); }
-std::vector<BlockId> Scheduler::free_queue() const { return impl_->cache.pool().free_queue(); }
 std::optional<CachedBlock> Scheduler::cached_as(BlockId block) const {
   if (!is_cached(block)) return std::nullopt;
   const PrefixCache& cache = impl_->cache.pool().cache();

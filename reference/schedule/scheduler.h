@@ -96,7 +96,7 @@ class Scheduler final : public DecisionSource {
 
   // State as a recording shows it, in the engine's order.
   std::span<const RequestId> running() const override;
-  std::vector<RequestId> waiting() const override;
+  std::span<const RequestId> waiting() const override;
   std::vector<SkippedRequest> skipped()
       const override;  // come before `waiting`; none without a connector
   std::optional<std::vector<RequestId>> deferred() const override;
@@ -113,7 +113,6 @@ class Scheduler final : public DecisionSource {
   const BlockPool& pool() const;
   bool is_cached(BlockId block) const;  // true if a prefix hit can find it
   std::int32_t ref_cnt(BlockId block) const;
-  std::vector<BlockId> free_queue() const;  // next block to allocate first
   // The content that the block is cached as; absent: it is not cached, or no hit can end there.
   std::optional<CachedBlock> cached_as(BlockId block) const;
   // The same for every block. REQUIRES: `cached` has one entry per block of the pool.

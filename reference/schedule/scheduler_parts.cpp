@@ -1,23 +1,23 @@
 #include "reference/schedule/scheduler_parts.h"
 
+#include <utility>
+
 #include "base/check.h"
 
 namespace lockstep {
 
 // By priority, arrival time and name order equal priorities, so the order of calls does not matter.
 void RequestQueue::add(RequestId id, const Request& request) {
-  if (policy_ == SchedulingPolicy::fcfs)
-    fifo_.push_back(id);
-  else
-    ordered_.insert({&request, id});
+  is_changed_ = true;
+  if (policy_ == SchedulingPolicy::fcfs) return fifo_.push_back(id);
+  ordered_.insert({&request, id});
 }
 
 // By priority this is add(): vLLM's priority queue has no front either.
 void RequestQueue::prepend(RequestId id, const Request& request) {
-  if (policy_ == SchedulingPolicy::fcfs)
-    fifo_.push_front(id);
-  else
-    ordered_.insert({&request, id});
+  is_changed_ = true;
+  if (policy_ == SchedulingPolicy::fcfs) return fifo_.push_front(id);
+  ordered_.insert({&request, id});
 }
 
 RequestId RequestQueue::peek() const {
@@ -27,26 +27,22 @@ RequestId RequestQueue::peek() const {
 
 void RequestQueue::pop() {
   LS_CHECK(!empty(), "pop from an empty queue");
-  if (policy_ == SchedulingPolicy::fcfs)
-    fifo_.pop_front();
-  else
-    ordered_.erase(ordered_.begin());
+  is_changed_ = true;
+  if (policy_ == SchedulingPolicy::fcfs) return fifo_.pop_front();
+  ordered_.erase(ordered_.begin());
 }
 
 void RequestQueue::remove(RequestId id, const Request& request) {
-  if (policy_ == SchedulingPolicy::fcfs)
-    std::erase(fifo_, id);
-  else
-    ordered_.erase({&request, id});
+  is_changed_ = true;
+  std::erase(fifo_, id);
+  ordered_.erase({&request, id});
 }
 
-std::vector<RequestId> RequestQueue::in_order() const {
-  if (empty()) return {};
-  if (policy_ == SchedulingPolicy::fcfs) return {fifo_.begin(), fifo_.end()};
-  std::vector<RequestId> out;
-  out.reserve(ordered_.size());
-  for (const Place& place : ordered_) out.push_back(place.id);
-  return out;
+std::span<const RequestId> RequestQueue::in_order() const {
+  if (!std::exchange(is_changed_, false)) return order_;
+  order_.assign(fifo_.begin(), fifo_.end());
+  for (const Place& place : ordered_) order_.push_back(place.id);
+  return order_;
 }
 
 // Rows of the item that belong to its first `num_tokens` tokens. Without `embeds` every token has a

@@ -32,12 +32,8 @@ class RequestQueue {
  public:
   explicit RequestQueue(SchedulingPolicy policy) : policy_(policy) {}
 
-  bool empty() const {
-    return policy_ == SchedulingPolicy::fcfs ? fifo_.empty() : ordered_.empty();
-  }
-  std::size_t size() const {
-    return policy_ == SchedulingPolicy::fcfs ? fifo_.size() : ordered_.size();
-  }
+  bool empty() const { return size() == 0; }
+  std::size_t size() const { return fifo_.size() + ordered_.size(); }
   // Adds a request at the back. O(1), or O(log n) by priority.
   void add(RequestId id, const Request& request);
   // Adds a resumed or passed-over request at the front. By priority its position depends only on
@@ -47,8 +43,8 @@ class RequestQueue {
   void pop();
   // No effect if the request is not in the queue. O(n) for fcfs.
   void remove(RequestId id, const Request& request);
-  // The requests in the order in which peek() returns them.
-  std::vector<RequestId> in_order() const;
+  // The requests in the order in which peek() returns them, valid until the queue changes.
+  std::span<const RequestId> in_order() const;
 
  private:
   // Requests that compare equal are ordered by id, so that the set holds both.
@@ -63,7 +59,9 @@ class RequestQueue {
   };
   SchedulingPolicy policy_;
   std::deque<RequestId> fifo_;
-  std::set<Place> ordered_;
+  std::set<Place> ordered_;               // one of the two is empty
+  mutable std::vector<RequestId> order_;  // what in_order() returned last
+  mutable bool is_changed_ = false;       // since then
 };
 
 // The encoder of an encoder-decoder model: which items it computes in which step. The rows of a
@@ -144,8 +142,8 @@ struct RemoteCaches {
   bool any_passed_over() const { return !holding.empty() || !skipped.empty(); }
   // Both queues, in the order in which the scheduler serves them.
   std::vector<RequestId> passed_over() const {
-    std::vector<RequestId> ids = holding.in_order();
-    const std::vector<RequestId> others = skipped.in_order();
+    const auto first = holding.in_order(), others = skipped.in_order();
+    std::vector<RequestId> ids(first.begin(), first.end());
     ids.insert(ids.end(), others.begin(), others.end());
     return ids;
   }

@@ -30,7 +30,7 @@ bool ConformObserver::inputs_known() {
 
 bool ConformObserver::finished(const StepView& view) {
   transcript_.finished(view, connector_);
-  write_unfinished(view, unfinished_);
+  unfinished_.step(view);
   return agrees();
 }
 

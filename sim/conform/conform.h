@@ -67,7 +67,7 @@ class ConformObserver final : public StepObserver {
   // True if a request so far had an adapter, images or embeddings.
   bool has_keys() const { return has_keys_; }
   // Unfinished requests after the last step, sorted.
-  const std::vector<std::string>& unfinished() const { return unfinished_; }
+  const std::vector<std::string>& unfinished() const { return unfinished_.sorted(); }
 
  private:
   bool agrees();
@@ -88,7 +88,7 @@ class ConformObserver final : public StepObserver {
     std::int64_t num_sampled_max = 0;
   };
   std::vector<Row> rows_;  // of the decision
-  std::vector<std::string> unfinished_;
+  UnfinishedNames unfinished_;
   std::optional<ConformMismatch> mismatch_;
   bool has_keys_ = false;
 };

@@ -43,10 +43,9 @@ static Result<void> check(const KVConnectorOutput& report, const DecisionSource&
   return {};
 }
 
-Result<KVConnectorOutput> connector_report(Workload& workload, const DecisionSource& decisions,
+static Result<KVConnectorOutput> report_of(Workload& workload, const DecisionSource& decisions,
                                            const KVCacheConfig& plan) {
   KVConnectorOutput report;
-  if (workload.connector() == nullptr) return report;
   LS_RETURN_IF_ERROR(workload.connector_report(report));
   if (report.empty()) return report;
   // Recordings have this report under the key "worker".
@@ -66,7 +65,8 @@ ConnectorStep::ConnectorStep(const RunConfig& config, const DecisionSource& deci
 
 Result<void> ConnectorStep::take_report(const SchedulerOutput& decision,
                                         const OutputsInFlight& outputs) {
-  LS_ASSIGN_OR_RETURN(report_, connector_report(workload_, decisions_, config_.backend.plan));
+  if (!is_there()) return {};
+  LS_ASSIGN_OR_RETURN(report_, report_of(workload_, decisions_, config_.backend.plan));
   for (const auto transfers :
        {&KVConnectorOutput::finished_recving, &KVConnectorOutput::finished_sending})
     for (const RequestId id : report_.*transfers)

@@ -12,7 +12,7 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <deque>
+#include <list>
 #include <optional>
 #include <span>
 #include <string>
@@ -121,25 +121,22 @@ struct StepInFlight {
 class OutputsInFlight {
  public:
   // Adds the output of the step that runs now, still empty. Reuses the memory of processed outputs.
-  ModelOutput& begin(std::int64_t step, std::vector<RequestId> rows) {
-    StepInFlight& flight = steps_.emplace_back();
+  StepInFlight& begin(std::int64_t step) {
+    if (processed_.empty()) processed_.emplace_back();
+    steps_.splice(steps_.end(), processed_, processed_.begin());
+    StepInFlight& flight = steps_.back();
     flight.step = step;
-    flight.rows = std::move(rows);
-    if (!spare_.empty()) {
-      flight.output = std::move(spare_.back());
-      spare_.pop_back();
-    }
-    ModelOutput& output = flight.output;
-    output.tokens.clear();
-    output.token_ends.clear();
-    output.draft_tokens.clear();
-    output.draft_ends.clear();
-    output.kv_connector_output.clear();
-    return output;
+    flight.rows.clear();
+    flight.output.tokens.clear();
+    flight.output.token_ends.clear();
+    flight.output.draft_tokens.clear();
+    flight.output.draft_ends.clear();
+    flight.output.kv_connector_output.clear();
+    return flight;
   }
   // Attaches a report to the last output, or to a new one without a step if none is in flight.
   void attach(KVConnectorOutput report) {
-    if (steps_.empty()) steps_.push_back({.step = -1, .output = {}});
+    if (steps_.empty()) begin(-1);
     steps_.back().output.kv_connector_output = std::move(report);
   }
 
@@ -147,14 +144,12 @@ class OutputsInFlight {
   bool empty() const { return steps_.empty(); }
   const StepInFlight& oldest() const { return steps_.front(); }
   const ModelOutput& newest() const { return steps_.back().output; }
-  // Removes and returns the oldest output. REQUIRES: not empty().
-  StepInFlight take_oldest() {
-    StepInFlight oldest = std::move(steps_.front());
-    steps_.pop_front();
-    return oldest;
+  // Removes the oldest output, which stays valid until the next begin() or attach(). REQUIRES: not
+  // empty().
+  const StepInFlight& take_oldest() {
+    processed_.splice(processed_.begin(), steps_, steps_.begin());
+    return processed_.front();
   }
-  // Recycles the memory of a processed output.
-  void give_back(ModelOutput output) { spare_.push_back(std::move(output)); }
 
   // Returns the step in flight whose report ends a transfer of the request; absent: there is none.
   // `transfers`: finished_recving or finished_sending.
@@ -176,8 +171,7 @@ class OutputsInFlight {
   }
 
  private:
-  std::deque<StepInFlight> steps_;
-  std::vector<ModelOutput> spare_;
+  std::list<StepInFlight> steps_, processed_;
 };
 
 // The KV connector of a run, step by step: its workers' reports and its transfers.
@@ -185,21 +179,16 @@ class OutputsInFlight {
 // Invariants
 // (1) A report is attached to the output of the step that was decided before it.
 
-// Returns what the workers of a workload's KV connector report with a step, after checking that the
-// scheduler can follow it. Empty without a connector. Errors: a load that no request waits for, a
-// transfer of blocks that no request keeps, blocks beyond the pool, invalid blocks of an engine
-// with several groups (which vLLM cannot follow either).
-Result<KVConnectorOutput> connector_report(Workload& workload, const DecisionSource& decisions,
-                                           const KVCacheConfig& plan);
-
 class ConnectorStep {
  public:
   // All arguments outlive this.
   ConnectorStep(const RunConfig& config, const DecisionSource& decisions, Workload& workload);
 
   bool is_there() const { return workload_.connector() != nullptr; }
-  // Reads the workers' report of the step just decided. Errors: those of connector_report(), and a
-  // transfer that ends twice. `outputs`: a report in flight has not ended it for the scheduler yet.
+  // Reads the workers' report of the step just decided. Errors: a load that no request waits for, a
+  // transfer of blocks that no request keeps, blocks beyond the pool, invalid blocks of an engine
+  // with several groups (which vLLM cannot follow either), and a transfer that ends twice.
+  // `outputs`: a report in flight has not ended it for the scheduler yet.
   Result<void> take_report(const SchedulerOutput& decision, const OutputsInFlight& outputs);
   // Plans what the step loads and stores, and adds it to the summary's counts. A followed
   // recording without memory plans nothing. `has_memory`: true refuses losses that are not modelled

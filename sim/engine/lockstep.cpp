@@ -389,10 +389,11 @@ void LockstepRun::count_decision(const SchedulerOutput& decision) {
 }
 
 ModelOutput& LockstepRun::begin_output(const SchedulerOutput& decision) {
-  std::vector<RequestId> rows;
+  StepInFlight& flight = outputs_.begin(decision.step);
   if (connector_.is_there())
-    for (const ScheduledRequest& scheduled : decision.scheduled) rows.push_back(scheduled.id);
-  return outputs_.begin(decision.step, std::move(rows));
+    for (const ScheduledRequest& scheduled : decision.scheduled)
+      flight.rows.push_back(scheduled.id);
+  return flight.output;
 }
 
 // Samples the step: the workload decides which drafts are accepted and which token follows. The
@@ -550,7 +551,7 @@ LockstepRun::OutputTaken LockstepRun::process_output(bool anything_scheduled) {
 
 // Gives the oldest output in flight to the scheduler. Returns its step.
 std::int64_t LockstepRun::take_output() {
-  StepInFlight flight = outputs_.take_oldest();
+  const StepInFlight& flight = outputs_.take_oldest();
   watch_.lap();
   const auto stopped = decisions_.update_from_output(flight.output);
   summary_.seconds.schedule += watch_.lap();
@@ -563,7 +564,6 @@ std::int64_t LockstepRun::take_output() {
       know_tokens(stale.id, decisions_.num_tokens(stale.id));
   }
   if (!flight.output.kv_connector_output.invalid_block_ids.empty()) forget_voided_tokens();
-  outputs_.give_back(std::move(flight.output));
   return flight.step;
 }
 

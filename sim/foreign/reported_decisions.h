@@ -91,7 +91,7 @@ class ReportedDecisions : public DecisionSource, public ConnectorQueries {
 
   bool has_unfinished_requests() const override { return !live_.empty(); }
   std::span<const RequestId> running() const override { return running_; }
-  std::vector<RequestId> waiting() const override { return waiting_; }
+  std::span<const RequestId> waiting() const override { return waiting_; }
   std::int64_t num_tokens(RequestId request) const override { return at(request).num_tokens; }
   std::int64_t num_free_blocks() const override { return step_.free_blocks; }
   std::vector<SkippedRequest> skipped() const override { return skipped_; }

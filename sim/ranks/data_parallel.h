@@ -60,7 +60,7 @@ enum class CollectiveKind : std::uint8_t { all_reduce, all_gather, reduce_scatte
 // One call, as one rank makes it. Fields of other kinds keep their defaults.
 struct Collective {
   CollectiveKind kind = CollectiveKind::all_reduce;
-  std::string what;                 // "tokens of the step", for a person
+  std::string_view what;            // "tokens of the step", for a person
   std::vector<std::int64_t> shape;  // of one rank's part; all_gather: tokens of each rank
   std::int64_t own = 0;             // all_gather: tokens of this rank
   std::int64_t cut_over = 1;        // reduce_scatter: ranks over which shape[0] is divided

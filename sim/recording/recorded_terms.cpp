@@ -30,7 +30,8 @@ std::string_view status_of(RequestStatus status) {
 
 // The engine reports these as sets; recordings hold them sorted.
 std::vector<std::string> sorted_names_of(const StepView& view, std::span<const RequestId> ids) {
-  std::vector<std::string> names = names_of(view, ids);
+  std::vector<std::string> names;
+  write_names(view, ids, names);
   std::ranges::sort(names);
   return names;
 }
@@ -47,11 +48,10 @@ void write_pages_of(const StepView& view, RecordedPages& pages) {
   }
 }
 
-RecordedScheduled scheduled_of(const StepView& view, std::size_t index, std::size_t first_spec,
-                               std::size_t first_item) {
+void write_scheduled(const StepView& view, std::size_t index, std::size_t first_spec,
+                     std::size_t first_item, RecordedScheduled& scheduled) {
   const SchedulerOutput& decision = view.decision;
   const ScheduledRequest& row = decision.scheduled[index];
-  RecordedScheduled scheduled;
   scheduled.id = view.name(row.id);
   scheduled.tokens = row.num_tokens;
   scheduled.is_new = row.is_new;
@@ -63,44 +63,44 @@ RecordedScheduled scheduled_of(const StepView& view, std::size_t index, std::siz
   scheduled.encode.assign(items, items + row.num_encoded);
   bool any = row.is_new || row.is_resumed;
   for (std::int32_t g = 0; g < decision.num_groups; ++g) any |= !decision.blocks(index, g).empty();
-  if (!any) return scheduled;
+  if (!any) return;
   BlocksPerGroup& blocks = scheduled.blocks.emplace();
   blocks.reserve(static_cast<std::size_t>(decision.num_groups));
   for (std::int32_t g = 0; g < decision.num_groups; ++g) {
     const auto handed = decision.blocks(index, g);
     blocks.emplace_back(handed.begin(), handed.end());
   }
-  return scheduled;
 }
 
 }  // namespace
 
-std::vector<std::string> names_of(const StepView& view, std::span<const RequestId> ids) {
-  std::vector<std::string> names;
-  names.reserve(ids.size());
-  for (const RequestId id : ids) names.emplace_back(view.name(id));
-  return names;
+void write_names(const StepView& view, std::span<const RequestId> ids,
+                 std::vector<std::string>& names) {
+  names.resize(ids.size());
+  for (std::size_t i = 0; i < ids.size(); ++i) names[i] = view.name(ids[i]);
 }
 
-void write_unfinished(const StepView& view, std::vector<std::string>& unfinished) {
-  std::vector<std::string_view> names;
-  for (const RequestId id : view.decisions.running()) names.push_back(view.name(id));
-  for (const RequestId id : view.decisions.waiting()) names.push_back(view.name(id));
+void UnfinishedNames::step(const StepView& view) {
+  now_.clear();
+  for (const RequestId id : view.decisions.running()) now_.push_back(view.name(id));
+  for (const RequestId id : view.decisions.waiting()) now_.push_back(view.name(id));
   for (const SkippedRequest& request : view.decisions.skipped())
-    names.push_back(view.name(request.id));
-  std::ranges::sort(names);  // another engine's waiting requests include those that it skipped
-  const auto repeated = std::ranges::unique(names);
-  names.erase(repeated.begin(), repeated.end());
-  if (!std::ranges::equal(names, unfinished)) unfinished.assign(names.begin(), names.end());
+    now_.push_back(view.name(request.id));
+  if (std::ranges::equal(now_, queued_)) return;
+  queued_.assign(now_.begin(), now_.end());
+  sorted_ = queued_;
+  std::ranges::sort(sorted_);  // another engine's waiting requests include those that it skipped
+  const auto repeated = std::ranges::unique(sorted_);
+  sorted_.erase(repeated.begin(), repeated.end());
 }
 
 void write_decision(const StepView& view, RecordedStep& step) {
   const SchedulerOutput& decision = view.decision;
   step.step = decision.step;
   std::size_t first_spec = 0, first_item = 0;
-  step.scheduled.reserve(decision.scheduled.size());
+  step.scheduled.resize(decision.scheduled.size());
   for (std::size_t i = 0; i < decision.scheduled.size(); ++i) {
-    step.scheduled.push_back(scheduled_of(view, i, first_spec, first_item));
+    write_scheduled(view, i, first_spec, first_item, step.scheduled[i]);
     first_spec += static_cast<std::size_t>(decision.scheduled[i].num_spec);
     first_item += static_cast<std::size_t>(decision.scheduled[i].num_encoded);
   }
@@ -113,8 +113,8 @@ void write_decision(const StepView& view, RecordedStep& step) {
   step.finished.erase(again.begin(), again.end());
   step.zero = decision.zero;
   step.copies = decision.copies;
-  step.running = names_of(view, view.decisions.running());
-  step.waiting = names_of(view, view.decisions.waiting());
+  write_names(view, view.decisions.running(), step.running);
+  write_names(view, view.decisions.waiting(), step.waiting);
   step.free_blocks = view.decisions.num_free_blocks();
   if (decision.host_pages.is_told) write_pages_of(view, step.pages.emplace());
 }
@@ -176,26 +176,23 @@ void write_reset_results(const StepView& view, std::vector<RecordedEvent>& event
   }
 }
 
-static RecordedCacheEvent told_of(const CacheEvent& event) {
-  RecordedCacheEvent told{
-      .kind = event.kind == CacheEvent::Kind::stored    ? RecordedCacheEvent::Kind::stored
-              : event.kind == CacheEvent::Kind::removed ? RecordedCacheEvent::Kind::removed
-                                                        : RecordedCacheEvent::Kind::cleared,
-      .group = event.group};
-  for (const ExternalBlockHash& hash : event.block_hashes)
-    told.block_hashes.push_back(hex_digits(hash));
-  if (event.parent) told.parent = hex_digits(*event.parent);
-  told.token_ids = event.token_ids;
-  told.block_size = event.block_size;
-  for (const std::optional<std::string>& salt : event.extra_keys) {
-    told.extra_keys.emplace_back();
-    if (salt) told.extra_keys.back().push_back({*salt});
-  }
-  return told;
-}
-
 void write_cache_events(const StepView& view, RecordedStep& step) {
-  for (const CacheEvent& event : view.cache_events) step.events.push_back(told_of(event));
+  for (const CacheEvent& event : view.cache_events) {
+    RecordedCacheEvent& told = step.events.emplace_back();
+    told.kind = event.kind == CacheEvent::Kind::stored    ? RecordedCacheEvent::Kind::stored
+                : event.kind == CacheEvent::Kind::removed ? RecordedCacheEvent::Kind::removed
+                                                          : RecordedCacheEvent::Kind::cleared;
+    told.group = event.group;
+    for (const ExternalBlockHash& hash : event.block_hashes)
+      told.block_hashes.push_back(hex_digits(hash));
+    if (event.parent) told.parent = hex_digits(*event.parent);
+    told.token_ids = event.token_ids;
+    told.block_size = event.block_size;
+    for (const std::optional<std::string>& salt : event.extra_keys) {
+      told.extra_keys.emplace_back();
+      if (salt) told.extra_keys.back().push_back({*salt});
+    }
+  }
 }
 
 void write_held_drafts(const StepView& view, RecordedStep& step) {

@@ -21,7 +21,9 @@
 
 namespace lockstep {
 
-std::vector<std::string> names_of(const StepView& view, std::span<const RequestId> ids);
+// In the order of the ids.
+void write_names(const StepView& view, std::span<const RequestId> ids,
+                 std::vector<std::string>& names);
 
 // What was decided: everything but the events, the common prefix, tables and the connector.
 void write_decision(const StepView& view, RecordedStep& step);
@@ -35,8 +37,16 @@ void write_transfers(const StepView& view, const std::set<std::string>& received
                      RecordedStep& step);
 // What the step's reset_prefix_cache events returned, in order.
 void write_reset_results(const StepView& view, std::vector<RecordedEvent>& events);
-// Live requests, sorted.
-void write_unfinished(const StepView& view, std::vector<std::string>& unfinished);
+// Live requests, sorted. They are sorted again only in a step that changes a queue.
+class UnfinishedNames {
+ public:
+  void step(const StepView& view);
+  const std::vector<std::string>& sorted() const { return sorted_; }
+
+ private:
+  std::vector<std::string_view> now_;         // in the order of the queues, during step()
+  std::vector<std::string> queued_, sorted_;  // in that order; by name, each once
+};
 // Requests ended by the step's output, and the result of prefix cache resets.
 void write_outcome(const StepView& view, RecordedStep& step);
 // Drafts of live requests that the step does not schedule. REQUIRES: the model decides.

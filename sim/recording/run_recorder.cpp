@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <tuple>
 #include <utility>
 
 #include "traces/formats/engine_options.h"
@@ -36,10 +37,10 @@ RecordingHeader RunRecorder::header(const EngineConfig& config,
   return header;
 }
 
-void RunRecorder::take_events(const std::vector<WorkloadEvent>& events,
+void RunRecorder::take_events(std::span<const WorkloadEvent> events,
                               std::vector<RecordedEvent>& into) {
   for (const WorkloadEvent& event : events) {
-    RecordedEvent recorded;
+    RecordedEvent& recorded = into.emplace_back();
     switch (event.kind) {
       case WorkloadEvent::Kind::add:
         recorded.kind = RecordedEvent::Kind::add;
@@ -63,16 +64,20 @@ void RunRecorder::take_events(const std::vector<WorkloadEvent>& events,
         recorded.output_of_step = event.output_of_step;
         break;
     }
-    into.push_back(std::move(recorded));
   }
 }
 
 Result<Turn> RunRecorder::next_turn(const LoopState& state, std::vector<WorkloadEvent>& events) {
   const std::size_t before = events.size();
   Result<Turn> turn = inner_.next_turn(state, events);
+  // The lists of most steps keep their memory.
+  const auto keep = [](auto& list) { return list.clear(), std::move(list); };
+  auto kept = std::tuple(keep(step_.scheduled), keep(step_.running), keep(step_.waiting),
+                         keep(step_.sampled));
   std::destroy_at(&step_);
   std::construct_at(&step_);
-  take_events({events.begin() + static_cast<std::ptrdiff_t>(before), events.end()}, step_.before);
+  std::tie(step_.scheduled, step_.running, step_.waiting, step_.sampled) = std::move(kept);
+  take_events(std::span(events).subspan(before), step_.before);
   return turn;
 }
 
@@ -89,7 +94,7 @@ void RunRecorder::request_refused(std::string_view name, std::uint64_t ticket, c
 void RunRecorder::while_running(std::vector<WorkloadEvent>& events) {
   const std::size_t before = events.size();
   inner_.while_running(events);
-  take_events({events.begin() + static_cast<std::ptrdiff_t>(before), events.end()}, step_.during);
+  take_events(std::span(events).subspan(before), step_.during);
 }
 
 bool RunRecorder::decided(const StepView& view) {
@@ -152,8 +157,8 @@ bool RunRecorder::finished(const StepView& view) {
   write_stale_outputs(view, step_);
   write_cache_events(view, step_);
   if (view.output_of_step >= 0) step_.output_of_step = view.output_of_step;
-  end_.steps = step_.step + 1;
-  write_unfinished(view, end_.unfinished);
+  num_steps_ = step_.step + 1;
+  unfinished_.step(view);
   sink_(step_);
   return true;
 }

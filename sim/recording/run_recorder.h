@@ -43,7 +43,7 @@ class RunRecorder final : public Workload, public StepObserver {
                          std::int64_t num_blocks, const DecisionSource& decisions,
                          KVLoadFailurePolicy policy) const;
   // After the run: the end line. `unfinished` are the live requests, running first.
-  RecordingEnd end() const { return end_; }
+  RecordingEnd end() const { return {.steps = num_steps_, .unfinished = unfinished_.sorted()}; }
   // The current step as far as it was recorded.
   const RecordedStep& step() const { return step_; }
 
@@ -78,13 +78,14 @@ class RunRecorder final : public Workload, public StepObserver {
   bool finished(const StepView& view) override;
 
  private:
-  void take_events(const std::vector<WorkloadEvent>& events, std::vector<RecordedEvent>& into);
+  void take_events(std::span<const WorkloadEvent> events, std::vector<RecordedEvent>& into);
 
   Workload& inner_;
   Sink sink_;
   std::optional<ConnectorLog> connector_;
   RecordedStep step_;
-  RecordingEnd end_;
+  std::int64_t num_steps_ = 0;
+  UnfinishedNames unfinished_;
 };
 
 }  // namespace lockstep

@@ -83,7 +83,7 @@ bool TimelineRecorder::decided(const StepView& view) {
   entry.scheduled_tokens = static_cast<std::int32_t>(decision.total_num_scheduled_tokens);
   entry.scheduled_requests = static_cast<std::int32_t>(decision.scheduled.size());
   entry.running = static_cast<std::int32_t>(view.decisions.running().size());
-  const std::vector<RequestId> waiting = view.decisions.waiting();
+  const auto waiting = view.decisions.waiting();
   entry.waiting = static_cast<std::int32_t>(waiting.size());
   entry.preempted = static_cast<std::int32_t>(decision.preempted.size());
   for (const ScheduledRequest& scheduled : decision.scheduled) {

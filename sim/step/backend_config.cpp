@@ -137,7 +137,7 @@ Result<void> check_ranks(const BackendConfig& config) {
         "decode_context_parallel_size {}: it shards tokens over the ranks of tensor_parallel_size "
         "{} and must divide it",
         of.dcp_size, of.tp_size);
-  for (std::int32_t rank = 0; rank < num_ranks(config); ++rank)
+  for (std::int32_t rank = 0; rank < num_ranks(config) && !of.is_whole(); ++rank)
     LS_RETURN_IF_ERROR(
         rank_plan(config.plan, config_of_rank(config, rank).parallel, config.queries_per_kv));
   return {};

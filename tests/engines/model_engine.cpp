@@ -334,8 +334,8 @@ class Engine {
     counters_ = scheduler_->take_cache_counters();
     RecordedStep step;
     const StepView now = view(decision, stopped);
-    step.running = names_of(now, scheduler_->running());
-    step.waiting = names_of(now, scheduler_->waiting());
+    write_names(now, scheduler_->running(), step.running);
+    write_names(now, scheduler_->waiting(), step.waiting);
     step.free_blocks = scheduler_->num_free_blocks();
     if (has_connector_) write_transfers(now, {}, step);
     // The protocol's name of the queue of requests that hold blocks.

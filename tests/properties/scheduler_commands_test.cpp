@@ -179,7 +179,7 @@ class Driven {
           RC_ASSERT(group_of[b] == -1 || group_of[b] == g);
           group_of[b] = g;
         }
-    const std::vector<BlockId> queue = scheduler_.free_queue();
+    const std::vector<BlockId> queue = scheduler_.pool().free_queue();
     const std::set<BlockId> free(queue.begin(), queue.end());
     RC_ASSERT(free.size() == queue.size());
     RC_ASSERT(std::ssize(queue) == scheduler_.num_free_blocks());

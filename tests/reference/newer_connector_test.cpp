@@ -33,7 +33,7 @@ class NewerConnectors : public testing::Test {
     return Engine(engine, groups, num_blocks, {&connector, policy});
   }
   static std::vector<std::string> names(const Scheduler& scheduler,
-                                        const std::vector<RequestId>& ids) {
+                                        std::span<const RequestId> ids) {
     std::vector<std::string> names;
     for (const RequestId id : ids) names.emplace_back(scheduler.name(id));
     return names;

@@ -207,7 +207,7 @@ TEST(Releases, AppendFreedBlocksWithoutAPrefixCacheIn0271) {
     vllm.add("a", prompt_of(1, 20), 1);
     vllm.finish_all();
     const bool appends = std::string_view(engine) == "vllm-0.27.1";
-    EXPECT_EQ(index_of(vllm.scheduler().free_queue().front()), appends ? 3 : 2) << engine;
+    EXPECT_EQ(index_of(vllm.scheduler().pool().free_queue().front()), appends ? 3 : 2) << engine;
   }
 }
 
