@@ -102,9 +102,9 @@ Result<void> take_model(const ModelSpec& model, PlanOptions& options);
 // 0.33.0 (v1/attention/backend.py, validate_configuration()). REQUIRES: the format is chosen.
 Result<void> check_backend(const ModelSpec& model, const PlanOptions& options);
 
-// The name of the format, and the one that the checkpoint asks for put into options without one.
-std::string_view format_of(const PlanOptions& options);
+// The cache format that the checkpoint asks for, put into options that name none.
 Result<void> take_checkpoint_format(const ModelSpec& model, PlanOptions& options);
+std::string_view format_of(const PlanOptions& options);  // its name
 
 // A cache of hidden states in addition to the model's own, for the extraction of `num_layers`
 // layers' states.
