@@ -116,8 +116,7 @@ Result<bool> ByteSource::read_more(std::string& buffer) {
   char* const to = buffer.data() + size;
   const Result<std::size_t> got = gzip_ != nullptr ? unpack(to) : read_some(fd_, path_, to);
   buffer.resize(size + got.value_or(0));
-  if (!got) return tl::unexpected(got.error());
-  return *got > 0;
+  return got.map([](std::size_t bytes) { return bytes > 0; });
 }
 
 Result<LineReader> LineReader::open(const std::string& path, std::vector<std::string> more) {

@@ -17,6 +17,8 @@ namespace lockstep::cuda {
 namespace SIMT_VARIANT {
 namespace {
 
+const char* error_text(int error) { return simt::error_string(static_cast<simt::error_t>(error)); }
+
 std::int32_t widest_unit(std::int32_t bytes) {
   const std::int32_t lowest_bit = bytes & -bytes;
   return std::min(lowest_bit, 16);
@@ -573,10 +575,6 @@ int launch_gated_delta(const LaunchPlace& place, const GatedDeltaParams& params)
 
 int launch_delta_chunks(const LaunchPlace& place, const GatedDeltaParams& params) {
   return recur(place, "delta_chunks", delta_chunks_kernel<4>, delta_chunks_kernel<8>, params);
-}
-
-static const char* error_text(int error) {
-  return simt::error_string(static_cast<simt::error_t>(error));
 }
 
 #define LOCKSTEP_LAUNCHER(name, Params) launch_##name,

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <tuple>
 #include <utility>
 
 #include "reference/plan/capacity.h"
@@ -431,27 +432,27 @@ void BlockLedger::check_conservation(const RecordedStep& step) {
                 pool_.num_blocks() - total, held);
 }
 
-// All blocks of the tables but the null block; reports a block of two groups.
+// All blocks of the tables but the null block, in order; reports a block of two groups.
 std::vector<BlockId> BlockLedger::shown_blocks(const std::vector<RecordedTable>& tables) const {
-  std::vector<std::int64_t> group_of;  // by block, as far as the last one of a table; -1: none
-  std::vector<BlockId> blocks;
+  std::vector<std::tuple<BlockId, std::size_t, const RecordedTable*>> shown;
   for (const RecordedTable& table : tables)
     for (std::size_t g = 0; g < table.blocks.size(); ++g)
-      for (const BlockId block : table.blocks[g]) {
-        if (block == kNullBlock) continue;
-        const auto index = static_cast<std::size_t>(index_of(block));
-        if (index >= group_of.size()) group_of.resize(std::max(index + 1, 2 * group_of.size()), -1);
-        if (group_of[index] < 0) {
-          group_of[index] = static_cast<std::int64_t>(g);
-          blocks.push_back(block);
-        } else if (std::cmp_not_equal(group_of[index], g)) {
-          report(AuditRule::conservation, table.id,
-                 fmt::format("block {} is in the tables of group {} and of group {}", index,
-                             group_of[index], g),
-                 fmt::format("two groups, block {}", index));
-        }
-      }
-  std::ranges::sort(blocks);
+      for (const BlockId block : table.blocks[g])
+        if (block != kNullBlock) shown.emplace_back(block, g, &table);
+  std::ranges::stable_sort(shown, {}, [](const auto& one) { return std::get<0>(one); });
+  std::vector<BlockId> blocks;
+  std::size_t group = 0;  // of the first table that has the last of `blocks`
+  for (const auto& [block, g, table] : shown) {
+    if (blocks.empty() || blocks.back() != block) {
+      blocks.push_back(block);
+      group = g;
+    } else if (g != group) {
+      report(AuditRule::conservation, table->id,
+             fmt::format("block {} is in the tables of group {} and of group {}", index_of(block),
+                         group, g),
+             fmt::format("two groups, block {}", index_of(block)));
+    }
+  }
   return blocks;
 }
 

@@ -53,7 +53,6 @@ class TableReader : public ImportReader {
  public:
   using ImportReader::ImportReader;
 
- protected:
   // Reads the first line, which each further file must repeat: the places of the known columns, the
   // first `required` of which it must have.
   Result<void> read_columns(std::span<const std::string_view> known, std::size_t required) {
@@ -67,12 +66,12 @@ class TableReader : public ImportReader {
     places_.assign(known.size(), kNowhere);
     for (std::size_t place = 0; place < names.size(); ++place) {
       const auto column = std::ranges::find(known, names[place]);
-      if (column == known.end() && !carries_input(names[place])) {
+      if (column == known.end()) {
+        if (carries_input(names[place]))
+          return refuse("header", names[place], fmt::format("one of {}", fmt::join(known, ", ")));
         ++notes_.skipped[std::string(names[place])];
         continue;
       }
-      if (column == known.end())
-        return refuse("header", names[place], fmt::format("one of {}", fmt::join(known, ", ")));
       std::size_t& found = places_[static_cast<std::size_t>(column - known.begin())];
       if (found != kNowhere) return refuse("header", names[place], "each column once");
       found = place;
@@ -82,6 +81,8 @@ class TableReader : public ImportReader {
         return refuse("header", line, fmt::format("a column {}", known[column]));
     return {};
   }
+
+ protected:
   // Splits a row and checks its number of cells.
   Result<std::vector<std::string_view>> cells_of(std::string_view line) const {
     if (line.find('\r') != line.npos)
@@ -120,8 +121,6 @@ class AzureReader final : public TableReader {
  public:
   AzureReader(LineReader&& lines, const ImportOptions& options)
       : TableReader(std::move(lines), options, "azure") {}
-
-  Result<void> read_header() { return read_columns(kColumns, kColumns.size()); }
 
  private:
   Result<ImportedRow> read_row(std::string_view line) override {
@@ -190,7 +189,7 @@ Result<std::unique_ptr<TraceReader>> open_azure(const std::string& path,
                                                 const ImportOptions& options) {
   LS_ASSIGN_OR_RETURN(auto lines, LineReader::open(path, options.shards));
   auto reader = std::make_unique<AzureReader>(std::move(lines), options);
-  LS_RETURN_IF_ERROR(reader->read_header());
+  LS_RETURN_IF_ERROR(reader->read_columns(kColumns, kColumns.size()));
   return reader;
 }
 
@@ -208,8 +207,6 @@ class BurstGptReader final : public TableReader {
  public:
   BurstGptReader(LineReader&& lines, const ImportOptions& options)
       : TableReader(std::move(lines), options, "burstgpt") {}
-
-  Result<void> read_header() { return read_columns(kBurstColumns, kBurstRequired); }
 
  private:
   Result<ImportedRow> read_row(std::string_view line) override {
@@ -252,7 +249,7 @@ Result<std::unique_ptr<TraceReader>> open_burstgpt(const std::string& path,
                                                    const ImportOptions& options) {
   LS_ASSIGN_OR_RETURN(auto lines, LineReader::open(path, options.shards));
   auto reader = std::make_unique<BurstGptReader>(std::move(lines), options);
-  LS_RETURN_IF_ERROR(reader->read_header());
+  LS_RETURN_IF_ERROR(reader->read_columns(kBurstColumns, kBurstRequired));
   return reader;
 }
 
