@@ -107,7 +107,8 @@ int run_reported(const CLI::App& command, const ReportOptions& options,
   if (left) left = leave_files(options, name, report.items_, clock.lap());
   const int status = exit_status(ended);
   // Annotations follow everything that the command has printed: GitHub reads them line by line.
-  std::fflush(stdout);
+  const auto printed = finish_standard_output();
+  if (left && status != kExitRefused) left = printed;
   if (!options.annotations.empty()) fmt::print("{}", github_annotations(name, report.items_));
   if (!left) return refuse(left.error().message);
   return interrupted != 0 ? interrupted : status;
