@@ -60,7 +60,7 @@ class Bench final : public StepObserver {
         recorder_.header(saved.engine, saved.cache.groups, saved.cache.num_blocks, decisions,
                          config.connector.load_failure_policy);
     if (recording_ != nullptr) recording_->header = header;
-    lists_ends_ = followed_ == nullptr && decisions.model() == nullptr;
+    lists_ends_ = followed_ == nullptr;
     RecordingHeader audited = followed_ != nullptr ? followed_->header : header;
     if (why_not_audited(audited).empty()) {
       // An engine without a release profile must not be audited by the rules of a release.
@@ -216,7 +216,7 @@ class Bench final : public StepObserver {
   Invariants invariants_;
   RunPages pages_;
   const std::int64_t num_host_blocks_;
-  bool lists_ends_ = false;           // the engine received all tokens that end a request
+  bool lists_ends_ = false;           // the recording has all tokens that end a request
   const Scheduler* model_ = nullptr;  // null: no invariants
   TallyCounter tally_;
   RunRecorder recorder_;
