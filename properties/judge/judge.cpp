@@ -60,7 +60,6 @@ class Bench final : public StepObserver {
         recorder_.header(saved.engine, saved.cache.groups, saved.cache.num_blocks, decisions,
                          config.connector.load_failure_policy);
     if (recording_ != nullptr) recording_->header = header;
-    lists_ends_ = followed_ == nullptr;
     RecordingHeader audited = followed_ != nullptr ? followed_->header : header;
     if (why_not_audited(audited).empty()) {
       // An engine without a release profile must not be audited by the rules of a release.
@@ -121,9 +120,11 @@ class Bench final : public StepObserver {
     if (recording_ == nullptr || recording_->steps.empty()) return;
     RecordedStep& last = recording_->steps.back();
     if (last.step == recorder_.step().step) last = recorder_.step();
+    // A run that follows no recording has all tokens that end a request.
     for (auto* events : {&last.before, &last.during})
       for (RecordedEvent& event : *events)
-        event.has_no_stop_tokens |= lists_ends_ && event.kind == RecordedEvent::Kind::add &&
+        event.has_no_stop_tokens |= followed_ == nullptr &&
+                                    event.kind == RecordedEvent::Kind::add &&
                                     event.request.stop_token_ids.empty();
     recording_->end = recorder_.end();
     recording_->end.steps = std::ssize(recording_->steps);
@@ -216,7 +217,6 @@ class Bench final : public StepObserver {
   Invariants invariants_;
   RunPages pages_;
   const std::int64_t num_host_blocks_;
-  bool lists_ends_ = false;           // the recording has all tokens that end a request
   const Scheduler* model_ = nullptr;  // null: no invariants
   TallyCounter tally_;
   RunRecorder recorder_;
